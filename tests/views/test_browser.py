@@ -1,0 +1,139 @@
+"""The pages in headless Chromium, with the network off."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from views_data.dataset import make_dataset
+
+from tl_geometry import views
+from tl_geometry.views.report import report
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+EVIL = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
+DRAWN = "[...document.querySelectorAll('.drawing')].every(d => d.dataset.drawn === 'yes')"
+INK = """() => [...document.querySelectorAll('.drawing canvas')].map(canvas => {
+  const {width, height} = canvas;
+  const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+  return new Set(data.filter((_, k) => k % 4 === 0)).size;
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+    with api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """An open page, what it logged, and what it asked the network for."""
+
+    def __init__(self, browser: Any, path: Path) -> None:
+        context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+        self.page = context.new_page()
+        self.logged: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.logged.append(message.text))
+        self.page.on("pageerror", lambda error: self.logged.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        start = time.perf_counter()
+        self.page.goto(path.as_uri())
+        self.seconds = time.perf_counter() - start
+        self.page.wait_for_function(DRAWN, timeout=30_000)
+        self.url = path.as_uri()
+
+    def check(self) -> None:
+        assert self.logged == []
+        outside = [url for url in self.requests if not url.startswith(("data:", "blob:"))]
+        assert outside == [self.url]
+        assert self.page.evaluate("window.pwned") is None
+
+
+def test_the_report_opens_in_three_seconds(browser: Any, tmp_path: Path) -> None:
+    path = report(make_dataset(30, 9, n_tokens=48), tmp_path / "report.html")
+    assert min(Visit(browser, path).seconds for _ in range(3)) < 3
+
+
+def test_the_report_draws_everything(browser: Any, tmp_path: Path) -> None:
+    ds = make_dataset(30, 9, n_tokens=48)
+    visit = Visit(browser, report(ds, tmp_path / "report.html"))
+    assert visit.page.locator(".drawing .main-svg").count() >= 6
+    assert visit.page.locator(".heatmaplayer image").count() == 6
+    visit.page.locator(".circuits canvas").last.scroll_into_view_if_needed()
+    visit.page.wait_for_timeout(1000)
+    inks = visit.page.evaluate(INK)
+    assert len(inks) == 2 * (6 + 1)
+    assert min(inks) > 3
+    visit.check()
+
+
+def test_hover_tells_the_head_and_its_shares(browser: Any, tmp_path: Path) -> None:
+    ds = make_dataset(1, 1, n_examples=0)
+    visit = Visit(browser, report(ds, tmp_path / "report.html"))
+    visit.page.locator("#map-regime .nsewdrag").hover()
+    hover = visit.page.locator("#map-regime .hovertext")
+    hover.wait_for()
+    assert "L0H0" in str(hover.text_content())
+    assert f"sink {ds['sink_share'].values[0, 0]:.2f}" in str(hover.text_content())
+    visit.check()
+
+
+def test_choosing_a_head_chooses_it_in_both_panels(browser: Any, tmp_path: Path) -> None:
+    visit = Visit(browser, report(make_dataset(4, 3), tmp_path / "report.html"))
+    panels = visit.page.locator(".circuits")
+    name = panels.nth(1).locator("h4").nth(2).inner_text()
+    panels.nth(1).locator("h4").nth(2).click()
+    visit.page.mouse.move(0, 0)
+    visit.page.wait_for_timeout(300)
+    assert [panels.nth(k).locator("h2").inner_text() for k in (0, 1)] == [name, name]
+    visit.check()
+
+
+def test_hostile_tokens_and_names_are_inert(browser: Any, tmp_path: Path) -> None:
+    tokens = [EVIL, "\u202eevil", "\x00\x1b[31m", "'\"`{{7*7}}", "a" * 300]
+    ds = make_dataset(
+        2, 2, tokens=tokens, layers=[EVIL, "<b>x</b>"], model_name=EVIL, warnings=[EVIL]
+    )
+    visit = Visit(browser, report(ds, tmp_path / "report.html", title=EVIL))
+    assert visit.page.locator("h1").inner_text() == EVIL
+    assert visit.page.locator("main script[src], main b").count() == 0
+    visit.check()
+
+
+@pytest.mark.parametrize(
+    "shape", [{"n_layers": 80, "n_heads": 64, "n_examples": 0}, {"blank_layers": (0, 1, 2, 3)}]
+)
+def test_extreme_results_open(browser: Any, tmp_path: Path, shape: dict[str, Any]) -> None:
+    visit = Visit(browser, report(make_dataset(**shape), tmp_path / "report.html"))
+    visit.check()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_sticks_out_sideways(browser: Any, tmp_path: Path, width: int) -> None:
+    visit = Visit(browser, report(make_dataset(30, 9), tmp_path / "report.html"))
+    visit.page.set_viewport_size({"width": width, "height": 800})
+    visit.page.wait_for_timeout(500)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_view_shows_itself_inside_a_notebook_page_twice(browser: Any, tmp_path: Path) -> None:
+    frame = views.regimes(make_dataset(3, 2))._repr_html_()
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><title>n</title>{frame}{frame}", encoding="utf-8")
+    visit = Visit(browser, path)
+    frames = visit.page.frames[1:]
+    assert len(frames) == 2
+    for inner in frames:
+        inner.wait_for_function(DRAWN, timeout=30_000)
+        assert inner.locator(".heatmaplayer image").count() == 1
+    assert [text for text in visit.logged if "about:srcdoc" not in text] == []

@@ -1,0 +1,25 @@
+"""Measures over a corpus: accumulators, the probe that feeds them, and results with names and provenance."""
+
+from tl_geometry.analysis.accumulator import Accumulator, Variable
+from tl_geometry.analysis.analyze import analyze
+from tl_geometry.analysis.contributions import Contributions
+from tl_geometry.analysis.probe import Probe
+from tl_geometry.analysis.prompt import prompt_contributions
+from tl_geometry.analysis.regimes import Regimes
+from tl_geometry.analysis.separability import Separability
+from tl_geometry.analysis.sinks import Sinks
+from tl_geometry.analysis.store import load, save
+
+__all__ = [
+    "Accumulator",
+    "Contributions",
+    "Probe",
+    "Regimes",
+    "Separability",
+    "Sinks",
+    "Variable",
+    "analyze",
+    "load",
+    "prompt_contributions",
+    "save",
+]

@@ -1,0 +1,131 @@
+"""Accumulators: measures of a layer, averaged over the documents of a corpus.
+
+A new measure for a corpus is a subclass of :class:`Accumulator` with two things: the table of its
+``variables`` and a ``measure`` method that gives one number per document and head for the layer at
+hand. Sums over documents, standard errors, merging over batches and processes, and the way into an
+``xarray.Dataset`` are the same for all.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Num
+from torch import Tensor
+from torchmetrics import Metric
+
+from tl_geometry.measures.geometry import AttentionGeometry
+
+__all__ = ["Accumulator", "Measured", "Variable"]
+
+Measured: TypeAlias = dict[str, Num[Tensor, "batch head *extra"]]
+"""One number per document and head for each variable; counts may be integers, NaN where a document defines nothing."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of a result.
+
+    Attributes:
+        long_name: what it is, in words.
+        units: physical or "1" for dimensionless.
+        source: the paper that defines it.
+        dims: axes after ``layer head``; their labels stand in :attr:`Accumulator.coords`.
+        over: ``"documents"`` for a mean over documents with its standard error, ``"rows"`` for a
+            plain sum.
+    """
+
+    long_name: str
+    units: str = "1"
+    source: str = ""
+    dims: tuple[str, ...] = ()
+    over: Literal["documents", "rows"] = "documents"
+
+
+class Accumulator(Metric):
+    """Base of all accumulators; see :class:`tl_geometry.Probe` for how they run.
+
+    Each variable is held as one float64 tensor ``moment layer head ...`` with the sum, the sum of
+    squares and the number of documents, so memory grows neither with the corpus nor with the
+    context length.
+    """
+
+    full_state_update = False
+    variables: Mapping[str, Variable] = {}
+    coords: Mapping[str, Sequence[str | int]] = {}
+
+    def __init__(self) -> None:
+        super().__init__(compute_with_cache=False)
+        self.bound = False
+
+    def bind(self, n_layers: int, n_heads: int, device: torch.device | str = "cpu") -> None:
+        """Make room for a model. A probe calls this once; an accumulator belongs to one probe.
+
+        Raises:
+            ValueError: it belongs to a probe already.
+        """
+        if self.bound:
+            raise ValueError(
+                f"this {type(self).__name__} belongs to another Probe already: make a new one"
+            )
+        self.bound = True
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        for name, variable in self.variables.items():
+            axes = (n_layers, n_heads, *(len(self.coords[dim]) for dim in variable.dims))
+            shape = (3, *axes) if variable.over == "documents" else axes
+            self.add_state(
+                name,
+                torch.zeros(shape, dtype=dtype, device=device),
+                dist_reduce_fx="sum",
+                persistent=True,
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options to record in the provenance."""
+        return {}
+
+    @abstractmethod
+    def measure(self, geometry: AttentionGeometry) -> Measured:
+        """One number per document and head for each variable; NaN where a document does not define it."""
+
+    def update(self, layer: int, geometry: AttentionGeometry) -> None:
+        """Take in one layer of one batch (rows of the batch are documents)."""
+        for name, values in self.measure(geometry).items():
+            state: Tensor = getattr(self, name)
+            values = values.to(state.device, state.dtype)
+            known = ~values.isnan()
+            values = torch.where(known, values, 0)
+            heads = slice(0, geometry.n_heads)
+            if self.variables[name].over == "rows":
+                state[layer, heads] += values.sum(0)
+            else:
+                state[:, layer, heads] += torch.stack(
+                    [values.sum(0), values.square().sum(0), known.sum(0)]
+                )
+
+    def compute(self) -> dict[str, Tensor]:
+        """Means over documents with standard errors (``<name>_se``), and sums over rows; NaN where nothing was seen."""
+        found: dict[str, Tensor] = {}
+        for name, variable in self.variables.items():
+            state: Tensor = getattr(self, name)
+            if variable.over == "rows":
+                found[name] = state.clone()
+                continue
+            total, squares, count = state
+            mean = total / count
+            spread = ((squares - count * mean.square()) / (count - 1)).clamp(min=0)
+            found[name] = mean
+            found[f"{name}_se"] = torch.where(count > 1, (spread / count).sqrt(), torch.nan)
+        return found
+
+    def derived(
+        self,
+        found: Mapping[str, Tensor],  # noqa: ARG002
+    ) -> dict[str, tuple[Variable, Any]]:
+        """Further variables that follow from the computed ones, such as labels."""
+        return {}

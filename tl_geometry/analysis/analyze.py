@@ -1,0 +1,175 @@
+"""A corpus in one call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tl_geometry.analysis.accumulator import Accumulator
+from tl_geometry.analysis.defaults import default_measures
+from tl_geometry.analysis.probe import Probe
+from tl_geometry.analysis.prompt import PromptMode, prompt_contributions
+from tl_geometry.data import Batch, token_batches
+from tl_geometry.measures.layer import Output, ValueBias
+from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.separability import TOP_N
+
+__all__ = ["analyze"]
+
+EXAMPLE_TOKENS = 64
+
+
+def analyze(
+    model: Any,
+    data: Any,
+    measures: Sequence[Accumulator] | None = None,
+    n_ctx: int = 512,
+    batch_size: int | None = None,
+    prepend_bos: bool | None = None,
+    sink: SinkRule = "first",
+    max_documents: int | None = None,
+    queries: int = 64,
+    top_n: Sequence[int] = TOP_N,
+    on_unsupported: Literal["raise", "skip"] = "raise",
+    layers: Iterable[int | str] | None = None,
+    heads: Iterable[tuple[int | str, int]] | None = None,
+    *,
+    value_bias: ValueBias = "as_hooked",
+    output: Output = "raw",
+    keep_examples: int = 0,
+    seed: int = 0,
+    progress: bool = True,
+) -> xr.Dataset:
+    """Measure a corpus: every default measure, layer by layer, in bounded memory.
+
+    >>> ds = analyze(model, ["A text.", "Another text."])
+    >>> ds.regime.sel(layer=5), ds.sink_rate.max()
+    >>> ds.to_dataframe()
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        data: a text, texts, token ids (``pos`` or ``batch pos``), or an iterable of texts, token
+            ids, ``(tokens, mask)`` pairs or dicts with ``input_ids`` and ``attention_mask``.
+        measures: accumulators; by default contributions, regimes, sinks and separability.
+        n_ctx: tokens per window. Each window of a text is one document of the statistics.
+        batch_size: windows per forward; by default about a thousand tokens.
+        prepend_bos: whether a bos token opens every window of text; by default what the model's
+            tokenizer setting says. The result records the decision.
+        sink: which keys are sinks (:func:`tl_geometry.measures.masks.resolve_sinks`).
+        max_documents: stop after so many windows.
+        queries: evenly spaced queries per document that separability is scored on.
+        top_n: sizes N of the selected set for separability.
+        on_unsupported: ``"raise"`` on a layer that can't be measured, or ``"skip"`` it and record
+            why.
+        layers: labels of the layers to measure.
+        heads: list of (layer, head); other heads are NaN.
+        value_bias: ``"remove"`` subtracts the value bias where the model has one.
+        output: ``"normed"`` measures contributions after the norm that some models put behind the
+            attention.
+        keep_examples: keep attention and contribution matrices of the first tokens (64 at most) of
+            so many documents.
+        seed: of everything random; recorded.
+        progress: show a progress bar.
+
+    Returns:
+        One dataset with dims ``layer`` and ``head``; means over documents, each with its standard
+        error ``<name>_se``. ``attrs`` hold the provenance.
+
+    Raises:
+        ValueError: data without a document, an unsupported layer, or activations that can't be
+            trusted; the message says what was found and what to do.
+    """
+    if keep_examples < 0:
+        raise ValueError(f"keep_examples must be at least 0, got {keep_examples}")
+    stream = token_batches(
+        data,
+        model,
+        n_ctx=n_ctx,
+        batch_size=batch_size,
+        prepend_bos=prepend_bos,
+        max_documents=max_documents,
+    )
+    probe = Probe(
+        model,
+        default_measures(top_n=top_n, queries=queries, seed=seed) if measures is None else measures,
+        sink=sink,
+        layers=layers,
+        heads=heads,
+        on_unsupported=on_unsupported,
+        value_bias=value_bias,
+        output=output,
+    )
+    mask_name = _mask_argument(model)
+    examples: list[Tensor] = []
+    with torch.no_grad(), tqdm(total=stream.total, unit="document", disable=not progress) as bar:
+        for batch in stream:
+            mask = batch.attention_mask
+            model.run_with_hooks(
+                batch.tokens,
+                return_type=None,
+                fwd_hooks=probe.hooks(attention_mask=mask, documents=batch.documents),
+                **{mask_name: mask.long()},
+            )
+            probe.check()
+            examples += _first_tokens(batch, keep_examples - len(examples))
+            bar.update(len(batch.documents))
+    ds = probe.result()
+    ds.attrs |= {
+        "n_ctx": stream.n_ctx,
+        "prepend_bos": stream.bos.prepend,
+        "bos_rule": stream.bos.rule,
+        "seed": seed,
+        "skipped_documents": dict(stream.skipped),
+        "warnings": [*ds.attrs["warnings"], *stream.warnings],
+    }
+    return _with_examples(ds, model, probe, examples) if examples else ds
+
+
+def _mask_argument(model: Any) -> str:
+    """Name of the padding mask in the model's forward (encoders of HookedTransformer's kind have their own)."""
+    names = inspect.signature(model.forward).parameters
+    return "one_zero_attention_mask" if "one_zero_attention_mask" in names else "attention_mask"
+
+
+def _first_tokens(batch: Batch, wanted: int) -> list[Tensor]:
+    rows = range(min(max(wanted, 0), len(batch.documents)))
+    return [batch.tokens[row][batch.attention_mask[row]][:EXAMPLE_TOKENS] for row in rows]
+
+
+def _with_examples(ds: xr.Dataset, model: Any, probe: Probe, examples: list[Tensor]) -> xr.Dataset:
+    """Add the matrices of some documents' first tokens; NaN where a key can't be seen or beyond a short example."""
+    layers = [site.layer for site in probe.sites]
+    longest = max(len(tokens) for tokens in examples)
+    shape = (len(examples), len(layers), ds.sizes["head"], longest, longest)
+    modes: tuple[PromptMode, ...] = ("attention", "intra")
+    found = {mode: np.full(shape, np.nan, np.float32) for mode in modes}
+    words = np.full((len(examples), longest), "", dtype=object)
+    causal = all(probe.reports[layer].causal for layer in layers)
+    for row, tokens in enumerate(examples):
+        n = len(tokens)
+        for mode, array in found.items():
+            matrices = prompt_contributions(model, tokens, layers, mode)
+            hidden = np.triu(np.ones((n, n), bool), 1) if causal else np.zeros((n, n), bool)
+            array[row, :, : matrices.sizes["head"], :n, :n] = np.where(
+                hidden, np.nan, matrices.values
+            )
+            words[row, :n] = matrices.key_token.values
+    axes = ("example", "layer", "head", "query", "key")
+    with_examples: xr.Dataset = ds.assign(
+        example_tokens=(("example", "token"), words.astype(str)),
+        example_length=(("example",), np.array([len(tokens) for tokens in examples])),
+        example_attention=(axes, found["attention"], {"long_name": "attention", "units": "1"}),
+        example_contribution=(
+            axes,
+            found["intra"],
+            {"long_name": "contribution weight (intra)", "units": "1"},
+        ),
+    )
+    return with_examples

@@ -1,0 +1,242 @@
+"""The command `tl-geometry`: thin commands over `load_model`, `analyze`, `report` and `doctor`.
+
+Exit codes: 0 good; 2 for a mistake in the usage or the input, with one line on stderr; 1 for a bug,
+with its traceback. The heavy imports stand inside the commands, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from tl_geometry.arguments import (
+    Backend,
+    BackendOption,
+    Corpus,
+    Device,
+    Dtype,
+    DtypeOption,
+    Force,
+    Model,
+    NoProgress,
+    Processing,
+    check_output,
+    parse_device,
+    parse_heads,
+    parse_layers,
+    parse_sink,
+)
+
+__all__ = ["app", "main"]
+
+# Of the exceptions for a wrong usage, typer itself exports only this one's subclass.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+class _Group(TyperGroup):
+    """Ends with 2 and one line on stderr for a user's mistake; lets every other exception out."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        kwargs["standalone_mode"] = False
+        try:
+            status = super().main(*args, **kwargs)
+        except _UsageError as error:
+            _fail(f"{error.format_message().rstrip('.')}; see tl-geometry --help")
+        except (ValueError, OSError, ImportError) as error:
+            # A failed import of Python's own has the name of the module; ours explain what to do.
+            if os.environ.get("TL_GEOMETRY_TRACEBACK") or getattr(error, "name", None):
+                raise
+            _fail(str(error))
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print("tl-geometry: error:", " ".join(message.split()), file=sys.stderr)  # noqa: T201
+    sys.exit(2)
+
+
+app = typer.Typer(
+    cls=_Group,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The geometry of attention: contribution weights, head regimes, sinks.",
+    epilog="With TL_GEOMETRY_TRACEBACK=1 in the environment every error shows its traceback.",
+)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the console script."""
+    app(prog_name="tl-geometry")
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        from tl_geometry import __version__
+
+        typer.echo(f"tl-geometry {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for demo.nc and demo.html.")] = Path("out"),
+    force: Force = False,
+    no_progress: NoProgress = False,
+) -> None:
+    """Analyse SmolLM2-135M on two small corpora; print the findings, write file and report."""
+    out.mkdir(parents=True, exist_ok=True)
+    result, page = out / "demo.nc", out / "demo.html"
+    for path in (result, page):
+        check_output(path, force)
+
+    from tl_geometry.analysis.store import save
+    from tl_geometry.demo import measure, print_findings
+    from tl_geometry.views.report import report as write_report
+
+    ds = measure(progress=not no_progress)
+    save(ds, result)
+    write_report(ds, page)
+    print_findings(ds)
+    typer.echo(f"\n{result}\n{page}")
+
+
+@app.command()
+def analyze(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The netCDF file to write.")],
+    text: Annotated[Path | None, typer.Option(help="A text file, or a directory of them.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A data set, e.g. wikitext:wikitext-103-raw-v1.")
+    ] = None,
+    corpus: Annotated[Corpus | None, typer.Option(help="A corpus of the demo.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the data set.")] = "train",
+    text_field: Annotated[str, typer.Option(help="Field of a record with the text.")] = "text",
+    backend: BackendOption = Backend.auto,
+    processing: Processing = True,
+    device: Device = None,
+    dtype: DtypeOption = None,
+    n_ctx: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 512,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows of a batch.")] = None,
+    max_documents: Annotated[int | None, typer.Option(min=1, help="Stop after windows.")] = None,
+    prepend_bos: Annotated[
+        bool | None,
+        typer.Option(help="Begin each window with bos; default: as the tokenizer is set."),
+    ] = None,
+    sink: Annotated[
+        str, typer.Option(help="first, auto, or positions such as 0 or 0,1.")
+    ] = "first",
+    layers: Annotated[str | None, typer.Option(help="Layers to measure, e.g. 0,4-7.")] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Heads to measure, layer.head, e.g. 0.3,4.1.")
+    ] = None,
+    value_bias: Annotated[
+        bool, typer.Option(help="Keep the value bias, where the model has one.")
+    ] = True,
+    output_norm: Annotated[
+        bool,
+        typer.Option(help="Measure contributions after the norm that follows attention."),
+    ] = False,
+    skip_unsupported: Annotated[
+        bool, typer.Option("--skip-unsupported", help="Leave out layers that are not supported.")
+    ] = False,
+    keep_examples: Annotated[int, typer.Option(min=0, help="Windows to keep in full.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random controls.")] = 0,
+    force: Force = False,
+    no_progress: NoProgress = False,
+) -> None:
+    """Measure a model on texts and write the result as a netCDF file."""
+    if sum(source is not None for source in (text, dataset, corpus)) != 1:
+        raise typer.BadParameter("give one of --text, --dataset and --corpus")
+    options: dict[str, Any] = {
+        "n_ctx": n_ctx,
+        "batch_size": batch_size,
+        "prepend_bos": prepend_bos,
+        "sink": parse_sink(sink),
+        "max_documents": max_documents,
+        "on_unsupported": "skip" if skip_unsupported else "raise",
+        "layers": None if layers is None else parse_layers(layers),
+        "heads": None if heads is None else parse_heads(heads),
+        "value_bias": "as_hooked" if value_bias else "remove",
+        "output": "normed" if output_norm else "raw",
+        "seed": seed,
+        "progress": not no_progress,
+        "keep_examples": keep_examples,
+    }
+    check_output(out, force)
+
+    from tl_geometry.analysis import analyze
+    from tl_geometry.analysis.store import save
+    from tl_geometry.data import demo_corpora, load_texts
+
+    texts: Iterable[str]
+    if corpus is not None:
+        texts = demo_corpora()[corpus.value]
+    else:
+        source = text if text is not None else str(dataset)
+        texts = load_texts(source, split=split, text_field=text_field)
+    ds = analyze(_load(model, backend, processing, device, dtype), texts, **options)
+    save(ds, out)
+    typer.echo(f"{out}: {ds.attrs['documents']} documents, {ds.attrs['tokens']} tokens")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A netCDF file of `tl-geometry analyze`.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    title: Annotated[str | None, typer.Option(help="Heading of the report.")] = None,
+    force: Force = False,
+) -> None:
+    """Write the report of a result as one HTML file that needs no network."""
+    check_output(out, force)
+
+    from tl_geometry.analysis.store import load
+    from tl_geometry.views.report import report as write_report
+
+    write_report(load(run), out, title)
+    typer.echo(str(out))
+
+
+@app.command()
+def doctor(
+    model: Model,
+    backend: BackendOption = Backend.auto,
+    processing: Processing = True,
+    device: Device = None,
+    dtype: DtypeOption = None,
+) -> None:
+    """Show which layers can be measured, which hook edits take effect, what was processed."""
+    from tl_geometry.hooks import doctor as examine
+
+    typer.echo(repr(examine(_load(model, backend, processing, device, dtype))))
+
+
+def _load(
+    name: str, backend: Backend, processing: bool, device: str | None, dtype: Dtype | None
+) -> Any:
+    import torch
+
+    from tl_geometry.models import load_model
+
+    return load_model(
+        name,
+        backend=backend.value,
+        processing=processing,
+        device=None if device is None else parse_device(device),
+        dtype=None if dtype is None else getattr(torch, dtype.value),
+    )

@@ -1,0 +1,100 @@
+"""Head-wise weights of a live attention module, whichever class it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = ["head_counts", "output_weights", "per_head_bias"]
+
+
+def head_counts(module: nn.Module, v_point: Any, z_point: Any) -> tuple[int, int]:
+    """Number of query heads and of value heads as `hook_z` and `hook_v` show them.
+
+    A HookedTransformer has head-wise parameters; a TransformerBridge splits flat activations by
+    counts that it keeps at the hook points themselves.
+    """
+    query_heads = _query_heads(module, z_point)
+    return query_heads, _value_heads(module, v_point, query_heads)
+
+
+def _query_heads(module: nn.Module, z_point: Any) -> int:
+    parameter = module._parameters.get("W_O")
+    if parameter is not None and parameter.ndim == 3:
+        return int(parameter.shape[0])
+    split = _split_of(z_point)
+    return split if split is not None else int(_property(module, "W_O").shape[0])
+
+
+def _value_heads(module: nn.Module, v_point: Any, query_heads: int) -> int:
+    grouped = module._parameters.get("_W_V")
+    if grouped is not None:  # grouped-query attention of a HookedTransformer
+        cfg = getattr(module, "cfg", None)
+        if getattr(cfg, "ungroup_grouped_query_attention", False):
+            return query_heads
+        return int(grouped.shape[0])
+    plain = module._parameters.get("W_V")
+    if plain is not None and plain.ndim == 3:
+        return int(plain.shape[0])
+    split = _split_of(v_point)
+    if split is not None:
+        return split
+    try:
+        return int(_property(module, "W_V").shape[0])
+    except (
+        NotImplementedError
+    ):  # latent attention has no value matrix; the doctor says what hook_v shows instead
+        return query_heads
+
+
+def _split_of(hook_point: Any) -> int | None:
+    count = getattr(getattr(hook_point, "hook_conversion", None), "n_heads", None)
+    return count if isinstance(count, int) and count > 0 else None
+
+
+def output_weights(module: nn.Module, n_heads: int) -> Float[Tensor, "head d_head d_model"]:
+    """W_O split into heads: z.flatten(-2) @ W_O.flatten(0, 1) is what the module computes.
+
+    Raises: ValueError if the projection's width is no multiple of the number of heads.
+    """
+    parameter = module._parameters.get("W_O")
+    if parameter is not None and parameter.ndim == 3:
+        return parameter.detach()
+    projection = getattr(module, "o", None)
+    inner = getattr(projection, "original_component", None)
+    weight = getattr(inner, "weight", None)
+    if not (isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()):
+        return _property(module, "W_O")
+    flat = (
+        weight if type(inner).__name__ == "Conv1D" else weight.T
+    )  # Conv1D stores [in, out], Linear [out, in]
+    if flat.shape[0] % n_heads:
+        raise ValueError(
+            f"{type(module).__name__}: W_O has {flat.shape[0]} inputs for {n_heads} heads"
+        )
+    return flat.reshape(n_heads, -1, flat.shape[1])
+
+
+def per_head_bias(
+    module: nn.Module, which: str, heads: int
+) -> Float[Tensor, "heads d_head"] | None:
+    """Bias of queries, keys or values (`which` is "Q", "K" or "V"), a row per head as hooked."""
+    grouped = module._parameters.get(f"_b_{which}")
+    if grouped is not None:
+        return grouped.detach().repeat_interleave(heads // grouped.shape[0], dim=0)
+    plain = module._parameters.get(f"b_{which}")
+    if plain is not None:
+        return plain.detach()
+    bias = getattr(getattr(module, which.lower(), None), "bias", None)
+    if not isinstance(bias, Tensor):
+        return None
+    return bias.detach().reshape(heads, -1)
+
+
+def _property(module: nn.Module, name: str) -> Tensor:
+    value = getattr(module, name)
+    if not isinstance(value, Tensor) or value.ndim != 3:
+        raise ValueError(f"{type(module).__name__}.{name} is no tensor of shape head x ... x ...")
+    return value.detach()

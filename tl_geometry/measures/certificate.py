@@ -1,0 +1,244 @@
+"""What theory alone guarantees about separability, from lengths and angles, with a sink that is different.
+
+The regime of constant norms with an anomalous sink is that of Mudarisov et al., arXiv 2602.01893;
+the inequalities below are our reconstruction. For the squared distance to s, less |s|^2, Delta_j =
+|y_j|^2 - 2 <y_j, s>, bounds on the cosines bound it from above for selected keys and from below for
+the others. Pairs whose bounds overlap are possible inversions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tl_geometry.measures.clusters import ULPS
+from tl_geometry.measures.geometry import AttentionGeometry
+from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.ranking import top_keys
+from tl_geometry.measures.regimes import Space
+from tl_geometry.measures.scaling import power_of_two, safe_norm
+from tl_geometry.measures.separability import (
+    TOP_N,
+    checked_sizes,
+    geometry_for,
+    inversion_bounds,
+    select_rows,
+)
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Guaranteed lower bounds for each row and N; NaN where N is not below the number of keys.
+
+    Attributes:
+        precision, recall, f_score: no lower values are possible, given the lengths and cosine
+            bounds.
+        inversions: pairs that could be in the wrong order; at least as many as are.
+        query: position of each row's query.
+    """
+
+    precision: Float[Tensor, "batch head query top_n"]
+    recall: Float[Tensor, "batch head query top_n"]
+    f_score: Float[Tensor, "batch head query top_n"]
+    inversions: Float[Tensor, "batch head query top_n"]
+    query: Int[Tensor, "batch query"]
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Cosine bounds per document and head: between values that are no sinks, and between the sink's and theirs."""
+
+    low: Tensor
+    high: Tensor
+    sink_low: Tensor
+    sink_high: Tensor
+
+
+def sink_aware_certificate(
+    pattern: Float[Tensor, "batch head query key"],
+    v: Float[Tensor, "batch key kv_head d_head"],
+    W_O: Float[Tensor, "head d_head d_model"] | None = None,
+    *,
+    top_n: Sequence[int] | int = TOP_N,
+    cosine: Range | None = None,
+    sink_cosine: Range | None = None,
+    sink_norm_ratio: float | None = None,
+    space: Space = "head",
+    queries: Literal["all", "last"] | int | Tensor = "all",
+    available: Tensor | None = None,
+    sink: SinkRule = "first",
+) -> Certificate:
+    """Bound precision, recall and F of the top-N keys from below, for Euclidean distance and one sink.
+
+    >>> pattern = torch.tensor([[[[0.5, 0.3, 0.1, 0.1]] * 4]])
+    >>> v = torch.tensor([[[[-0.1]], [[1.0]], [[1.0]], [[1.0]]]])
+    >>> sink_aware_certificate(pattern, v, top_n=(1,), queries="last").f_score.item()
+    1.0
+
+    Args:
+        cosine: assumed bounds on the cosines between values that are no sinks; measured per
+            document and head by default.
+        sink_cosine: assumed bounds on the cosine between the sink's value and the others; measured
+            by default.
+        sink_norm_ratio: assume constant norms: every value as long as the others, the sink's so
+            many times as long. The measured lengths are used by default.
+
+    Other arguments as in :func:`tl_geometry.separability`.
+
+    Raises:
+        ValueError: more than one sink in a row, bounds that are no range within [-1, 1], or a
+            negative ratio.
+    """
+    sizes = checked_sizes(top_n)
+    for name, bounds in (("cosine", cosine), ("sink_cosine", sink_cosine)):
+        if bounds is not None and not -1 <= bounds[0] <= bounds[1] <= 1:
+            raise ValueError(f"{name} must be a range (low, high) within [-1, 1], got {bounds}")
+    if sink_norm_ratio is not None and sink_norm_ratio < 0:
+        raise ValueError(
+            f"sink_norm_ratio is a ratio of lengths, so it can't be negative: got {sink_norm_ratio}"
+        )
+    geometry = geometry_for(pattern, v, W_O, space=space, available=available, sink=sink)
+    if int(geometry.sinks.sum(-1).max()) > 1:
+        raise ValueError(
+            f"the certificate holds for one sink per row, but sink={sink!r} marks more"
+        )
+    rows, real = select_rows(geometry, queries)
+    return certify_rows(
+        geometry, rows, real, sizes,
+        cosine=cosine, sink_cosine=sink_cosine, sink_norm_ratio=sink_norm_ratio, space=space,
+    )  # fmt: skip
+
+
+def certify_rows(
+    geometry: AttentionGeometry,
+    rows: Int[Tensor, "batch row"],
+    real: Bool[Tensor, "batch row"],
+    sizes: tuple[int, ...],
+    *,
+    cosine: Range | None = None,
+    sink_cosine: Range | None = None,
+    sink_norm_ratio: float | None = None,
+    space: Space = "head",
+) -> Certificate:
+    """Certificates of some rows of each document, a block of rows at a time."""
+    values = geometry.v.transpose(1, 2) if space == "head" else geometry.values
+    if geometry.sinks.shape[1] > 1:  # sinks of their own for each query head
+        values = geometry.per_head(values)
+    lengths = geometry.per_head(_lengths(geometry, values, sink_norm_ratio))
+    bounds = _Bounds(
+        *(geometry.per_head(bound) for bound in _bounds(geometry, values, cosine, sink_cosine))
+    )
+    sinks = geometry.sinks.expand(-1, geometry.n_heads, -1).unsqueeze(-2)
+    blocks = []
+    for part in geometry.blocks(rows.shape[1]):
+        alpha = geometry.take_rows(geometry.pattern, rows[:, part])
+        keep = geometry.take_rows(
+            geometry.available.expand(-1, geometry.n_heads, -1, -1), rows[:, part]
+        )
+        keep = keep & real[:, None, part, None]
+        blocks.append(
+            _possible_inversions(torch.where(keep, alpha, 0), keep, lengths, sinks, bounds, sizes)
+        )
+    inversions = torch.cat(blocks, 2)
+    return Certificate(*inversion_bounds(inversions, sizes), inversions, rows)
+
+
+def _lengths(geometry: AttentionGeometry, values: Tensor, sink_norm_ratio: float | None) -> Tensor:
+    if sink_norm_ratio is None:
+        lengths = safe_norm(values)
+        return torch.ldexp(lengths, -power_of_two(lengths, -1))
+    ones = torch.ones_like(values[..., 0])
+    return torch.where(geometry.sinks, sink_norm_ratio, ones)
+
+
+def _bounds(
+    geometry: AttentionGeometry, values: Tensor, cosine: Range | None, sink_cosine: Range | None
+) -> tuple[Tensor, ...]:
+    real = geometry.available.any(-2).any(1, keepdim=True)
+    others = (real & ~geometry.sinks).expand(values.shape[:3])
+    sinks = geometry.sinks.expand(values.shape[:3])
+    norms = safe_norm(values)
+    unit = values / torch.where(norms > 0, norms, 1).unsqueeze(-1)
+    # Rounding must not turn a bound into a claim.
+    slack = 16 * torch.finfo(values.dtype).eps
+    if cosine is None:
+        low, high = _pair_range(geometry, unit, others)
+        low, high = low - slack, high + slack
+    else:
+        low, high = (torch.full_like(norms[..., 0], bound) for bound in cosine)
+    if sink_cosine is None:
+        direction = torch.where(sinks.unsqueeze(-1), unit, 0).sum(-2)
+        to_sink = torch.einsum("bhkd,bhd->bhk", unit, direction)
+        sink_low = torch.where(others, to_sink, torch.inf).amin(-1) - slack
+        sink_high = torch.where(others, to_sink, -torch.inf).amax(-1) + slack
+    else:
+        sink_low, sink_high = (torch.full_like(norms[..., 0], bound) for bound in sink_cosine)
+    return tuple(bound[..., None, None] for bound in (low, high, sink_low, sink_high))
+
+
+def _pair_range(geometry: AttentionGeometry, unit: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest cosine between two different values that are no sinks (0 where there are no two)."""
+    low, high = (
+        torch.full_like(unit[..., 0, 0], torch.inf),
+        torch.full_like(unit[..., 0, 0], -torch.inf),
+    )
+    for part in geometry.blocks(geometry.n_keys):
+        cosines = unit[:, :, part] @ unit.transpose(-1, -2)
+        pair = others[:, :, part, None] & others[:, :, None, :]
+        place = torch.arange(geometry.n_keys, device=unit.device)
+        pair = pair & (place[part, None] != place)
+        low = torch.minimum(low, torch.where(pair, cosines, torch.inf).amin((-1, -2)))
+        high = torch.maximum(high, torch.where(pair, cosines, -torch.inf).amax((-1, -2)))
+    none = low > high
+    return low.masked_fill(none, 0), high.masked_fill(none, 0)
+
+
+def _possible_inversions(
+    alpha: Tensor,
+    keep: Tensor,
+    lengths: Tensor,
+    sinks: Tensor,
+    bounds: _Bounds,
+    sizes: tuple[int, ...],
+) -> Float[Tensor, "batch head row top_n"]:
+    q = alpha * lengths.unsqueeze(-2)
+    order = top_keys(alpha, keep, min(max(sizes), alpha.shape[-1]))
+    best_q = q.gather(-1, order)
+    best_is_sink = sinks.expand_as(q).gather(-1, order)
+    q_sink = (q * sinks).sum(-1, keepdim=True)
+    count = keep.sum(-1)
+    found = []
+    for size in sizes:
+        n = min(size, order.shape[-1])
+        chosen, is_sink = best_q[..., :n], best_is_sink[..., :n]
+        total = torch.where(is_sink, 0, chosen).sum(-1, keepdim=True)
+        pull = torch.where(is_sink.any(-1, keepdim=True), q_sink, 0)
+        upper = torch.where(
+            is_sink,
+            -chosen.square() - 2 * chosen * bounds.sink_low * total,
+            -chosen.square()
+            - 2 * chosen * (bounds.low * (total - chosen) + pull * bounds.sink_low),
+        )
+        lower = torch.where(
+            sinks,
+            q.square() - 2 * q * bounds.sink_high * total,
+            q.square() - 2 * q * (bounds.high * total + pull * bounds.sink_high),
+        )
+        lower = lower.masked_fill(~keep, torch.inf).scatter(-1, order[..., :n], torch.inf)
+        slack = (
+            4
+            * ULPS
+            * torch.finfo(q.dtype).eps
+            * ((total + pull).square() + q.amax(-1, keepdim=True).square())
+        )
+        reach = (upper.sort(dim=-1).values + slack).contiguous()
+        inversions = (n - torch.searchsorted(reach, lower)).sum(-1).to(q.dtype)
+        found.append(inversions.masked_fill(count <= size, torch.nan))
+    return torch.stack(found, -1)

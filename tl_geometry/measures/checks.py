@@ -1,0 +1,61 @@
+"""Refusals: what can't be one attention layer, said with the argument's name and shape."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tl_geometry.measures.scaling import work_dtype
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse an option that doesn't exist, naming those that do."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def check_layer(pattern: Tensor, v: Tensor, W_O: Tensor) -> None:
+    """Refuse tensors that can't be one attention layer, naming the argument and its shape."""
+    for name, tensor, axes in (
+        ("pattern", pattern, "batch head query key"),
+        ("v", v, "batch key kv_head d_head"),
+        ("W_O", W_O, "head d_head d_model"),
+    ):
+        if not tensor.is_floating_point():
+            raise TypeError(
+                f"{name} must be a floating point tensor ({axes}), got dtype {tensor.dtype}"
+            )
+        if tensor.ndim != len(axes.split()):
+            raise ValueError(f"{name} must have the axes {axes}, got shape {tuple(tensor.shape)}")
+        if tensor.device != pattern.device and name == "v":
+            raise ValueError(
+                f"v is on {v.device}, pattern on {pattern.device}: move them to one device"
+            )
+    batch, n_head, _, n_key = pattern.shape
+    if tuple(v.shape[:2]) != (batch, n_key):
+        raise ValueError(
+            f"v has shape {tuple(v.shape)}, but pattern {tuple(pattern.shape)} needs batch {batch} and {n_key} keys"
+            + (" (a KV cache? only full forwards are supported)" if v.shape[1] < n_key else "")
+        )
+    if n_head % max(1, v.shape[2]) or v.shape[2] == 0:
+        raise ValueError(
+            f"v has {v.shape[2]} kv heads, which does not divide the {n_head} heads of pattern"
+        )
+    if W_O.shape[0] != n_head or W_O.shape[1] != v.shape[3]:
+        raise ValueError(
+            f"W_O has shape {tuple(W_O.shape)}; it must be head d_head d_model with {n_head} heads (pattern) and "
+            f"d_head {v.shape[3]} (v)"
+        )
+
+
+def kv_bias(b_V: Tensor | None, v: Tensor, W_O: Tensor) -> Tensor:
+    """The value bias per kv head, from one per kv head or one per query head."""
+    if b_V is None:
+        raise ValueError('value_bias="remove" needs b_V, the value bias (kv_head d_head)')
+    n_kv, d_head = v.shape[2:]
+    if tuple(b_V.shape) == (W_O.shape[0], d_head):
+        b_V = b_V[:: W_O.shape[0] // n_kv]
+    if tuple(b_V.shape) != (n_kv, d_head):
+        raise ValueError(
+            f"b_V has shape {tuple(b_V.shape)}; it must be kv_head d_head {(n_kv, d_head)}"
+        )
+    return b_V.to(v.device, work_dtype(v))

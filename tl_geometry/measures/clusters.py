@@ -1,0 +1,216 @@
+"""The scoring behind separability: selected contributions around their sum, a block of rows at a time.
+
+No tensor of shape ``query key d_head`` and no sort over keys: the N best come from a partial selection, their sums from
+a cumulative sum over the selected values, and the order of distances from D^2 - |s|^2 = |y|^2 - 2 <y, s>.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tl_geometry.measures.geometry import AttentionGeometry
+from tl_geometry.measures.ranking import top_keys
+from tl_geometry.measures.regimes import Space
+from tl_geometry.measures.scaling import power_of_two
+
+RankBy: TypeAlias = Literal["attention", "value_weighted", "random"]
+Distance: TypeAlias = Literal["euclidean", "cosine"]
+
+ULPS = 4
+"""Squared distances closer than so many units in the last place of a row's scale count as equal."""
+
+_COSINE_FLOOR = 1e-12
+_MIX = 1_000_003  # keeps the seeds of neighbouring documents and layers apart
+_ORDINARY = 24  # scales between 2^-24 and 2^24 are left alone
+
+
+@dataclass(frozen=True)
+class SeparabilityScores:
+    """How well the selected keys of each row are separated, for each N; NaN where N is not below the number of keys.
+
+    Attributes:
+        precision: N / (N + unselected keys no farther from s than the farthest selected one).
+        recall: share of the selected keys that are nearer to s than every unselected one.
+        f_score: harmonic mean of both, 0 where recall is 0. With N = 1 and Euclidean distance it is
+            always 1.
+        margin: distance of the nearest unselected minus that of the farthest selected key; above 0
+            if separable. In units of the values (dimensionless for cosine distance).
+        inversions: pairs (selected, unselected) in the wrong order.
+        query: position of each row's query.
+        f_low, f_high: for random rankings, the central 95 % of f_score over the repeats (other
+            fields are means); else None.
+    """
+
+    precision: Float[Tensor, "batch head query top_n"]
+    recall: Float[Tensor, "batch head query top_n"]
+    f_score: Float[Tensor, "batch head query top_n"]
+    margin: Float[Tensor, "batch head query top_n"]
+    inversions: Float[Tensor, "batch head query top_n"]
+    query: Int[Tensor, "batch query"]
+    f_low: Float[Tensor, "batch head query top_n"] | None = None
+    f_high: Float[Tensor, "batch head query top_n"] | None = None
+
+
+def score_rows(
+    geometry: AttentionGeometry,
+    rows: Int[Tensor, "batch row"],
+    real: Bool[Tensor, "batch row"],
+    sizes: tuple[int, ...],
+    *,
+    rank_by: RankBy = "attention",
+    exclude_sink: bool = False,
+    distance: Distance = "euclidean",
+    space: Space = "head",
+    random: Float[Tensor, "batch row key"] | None = None,
+) -> SeparabilityScores:
+    """Scores of some rows of each document, a block of rows at a time."""
+    values = geometry.per_head(geometry.v.transpose(1, 2)) if space == "head" else geometry.values
+    # Squares at an ordinary scale; a margin is a length, so it goes back to its own scale at the
+    # end.
+    exponent = power_of_two(values, (-2, -1))
+    exponent = torch.where(exponent.abs() > _ORDINARY, exponent, 0)
+    values = torch.ldexp(values, -exponent)
+    candidates = geometry.available
+    if exclude_sink:
+        candidates = candidates & ~geometry.sinks.unsqueeze(-2)
+    blocks = []
+    for part in geometry.blocks(rows.shape[1]):
+        alpha = geometry.take_rows(geometry.pattern, rows[:, part])
+        keep = geometry.take_rows(candidates.expand(-1, geometry.n_heads, -1, -1), rows[:, part])
+        keep = keep & real[:, None, part, None]
+        scores = None if random is None else random[:, None, part].expand_as(alpha)
+        blocks.append(_score(alpha, keep, values, sizes, rank_by, distance, scores))
+    if space == "model":
+        exponent = exponent + geometry.frame.exponent[:, None, None]
+    precision, recall, f_score, margin, inversions = (
+        torch.cat(parts, 2) for parts in zip(*blocks, strict=True)
+    )
+    if distance == "euclidean":
+        margin = torch.ldexp(margin, exponent)
+    return SeparabilityScores(precision, recall, f_score, margin, inversions, rows)
+
+
+def _score(
+    alpha: Float[Tensor, "batch head row key"],
+    keep: Bool[Tensor, "batch head row key"],
+    values: Float[Tensor, "batch head key d"],
+    sizes: tuple[int, ...],
+    rank_by: RankBy,
+    distance: Distance,
+    random: Float[Tensor, "batch head row key"] | None,
+) -> tuple[Tensor, ...]:
+    alpha = torch.where(keep, alpha, 0)
+    square = values.square().sum(-1).unsqueeze(-2)
+    ranking = (
+        alpha if rank_by == "attention" else alpha * square.sqrt() if random is None else random
+    )
+    order = top_keys(ranking, keep, min(max(sizes), alpha.shape[-1]))
+    count = keep.sum(-1)
+    chosen = values.unsqueeze(2).expand(-1, -1, order.shape[2], -1, -1)
+    chosen = chosen.gather(3, order.unsqueeze(-1).expand(*order.shape, values.shape[-1]))
+    sums = (alpha.gather(-1, order).unsqueeze(-1) * chosen).cumsum(-2)
+    hidden = ~keep
+    longest = (alpha.square() * square).amax(-1)
+    found = []
+    for size in sizes:
+        n = min(size, order.shape[-1])
+        total = sums[..., n - 1, :]
+        gap = _order_of_distance(alpha, square, values, total, distance).masked_fill_(
+            hidden, torch.inf
+        )
+        offset = total.square().sum(-1)
+        slack = (
+            ULPS * torch.finfo(gap.dtype).eps * (1 if distance == "cosine" else offset + longest)
+        )
+        selected = gap.gather(-1, order[..., :n]).sort(dim=-1).values
+        counts = _count(
+            gap,
+            order[..., :n],
+            selected,
+            slack if isinstance(slack, Tensor) else torch.full_like(offset, slack),
+        )
+        base = 1 if distance == "cosine" else offset
+        found.append(_rates(n, counts, base, distance, undefined=count <= size))
+    return tuple(torch.stack(parts, -1) for parts in zip(*found, strict=True))
+
+
+def _order_of_distance(
+    alpha: Tensor, square: Tensor, values: Tensor, total: Tensor, distance: Distance
+) -> Tensor:
+    """D^2 - |s|^2 = |y|^2 - 2 <y, s> for each key (or D - 1 = -cos): the order of distances without computing them."""
+    along = total @ values.transpose(-1, -2)
+    if distance == "cosine":
+        lengths = alpha * square.sqrt() * total.square().sum(-1, keepdim=True).sqrt()
+        return along.mul_(-alpha).div_(lengths + _COSINE_FLOOR)
+    return along.mul_(-2).addcmul_(alpha, square).mul_(alpha)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    false_positives: Tensor
+    false_negatives: Tensor
+    inversions: Tensor
+    farthest_selected: Tensor
+    nearest_other: Tensor
+    separated: Tensor
+
+
+def _count(gap: Tensor, order: Tensor, selected: Tensor, slack: Tensor) -> _Counts:
+    """Compare selected (sorted) with unselected distances; those within the slack are equal. Overwrites ``gap``."""
+    gap.scatter_(-1, order, torch.inf)
+    farthest, nearest = selected[..., -1], gap.amin(-1)
+    reach = (selected + slack.unsqueeze(-1)).contiguous()
+    # An unselected key is out of order with every selected one that reaches as far as it lies.
+    before = torch.searchsorted(reach, gap)
+    inversions = (selected.shape[-1] - before).sum(-1)
+    return _Counts(
+        false_positives=(gap <= reach[..., -1:]).sum(-1),
+        false_negatives=(reach >= nearest.unsqueeze(-1)).sum(-1),
+        inversions=inversions,
+        farthest_selected=farthest,
+        nearest_other=nearest,
+        separated=nearest > reach[..., -1],
+    )
+
+
+def _rates(
+    n: int,
+    counts: _Counts,
+    base: Tensor | int,
+    distance: Distance,
+    *,
+    undefined: Bool[Tensor, "batch head row"],
+) -> tuple[Tensor, ...]:
+    dtype = counts.farthest_selected.dtype
+    precision = n / (n + counts.false_positives.to(dtype))
+    recall = 1 - counts.false_negatives.to(dtype) / n
+    total = precision + recall
+    f_score = torch.where(recall > 0, 2 * precision * recall / total, 0)
+    far, near = (x + base for x in (counts.farthest_selected, counts.nearest_other))
+    if distance == "euclidean":
+        far, near = (x.clamp(min=0).sqrt() for x in (far, near))
+    margin = near - far
+    margin = torch.where(counts.separated, margin, margin.clamp(max=0))
+    found = (precision, recall, f_score, margin, counts.inversions.to(dtype))
+    return tuple(x.masked_fill(undefined, torch.nan) for x in found)
+
+
+def random_rankings(
+    geometry: AttentionGeometry, n_rows: int, repeats: int, seed: int
+) -> Float[Tensor, "repeat batch row key"]:
+    """Random scores for the control, the same for a document whatever batch or padding it comes in."""
+    rank = (
+        geometry.rows.any(1) if not geometry.cross else geometry.available.any(1).any(-2)
+    ).long().cumsum(-1) - 1
+    drawn = []
+    for document in geometry.documents:
+        mixed = ((seed * _MIX + geometry.layer) * _MIX + document) % 2**63
+        generator = torch.Generator().manual_seed(mixed)
+        drawn.append(torch.rand(geometry.n_keys, repeats, n_rows, generator=generator))
+    scores = torch.stack(drawn).to(rank.device).permute(2, 0, 3, 1)
+    return scores.gather(-1, rank.clamp(min=0)[None, :, None].expand(scores.shape))

@@ -1,0 +1,189 @@
+"""The shared ingredients of one attention layer, computed once for all measures.
+
+Projected values are held in the short coordinates of
+:class:`tl_geometry.measures.frame.OutputFrame`, never as ``head query key d_model``. The pattern is
+the only quadratic tensor; measures go through its rows in :meth:`blocks`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_geometry.measures.checks import one_of
+from tl_geometry.measures.frame import OutputFrame
+from tl_geometry.measures.layer import AttentionLayer
+from tl_geometry.measures.scaling import over_square, safe_norm
+
+Mode: TypeAlias = Literal["intra", "inter"]
+
+UNDEFINED_BELOW = 2.0**-20
+"""A row is undefined where |o| is at most this share of sum_j alpha_j |v_j W_O|: the sum has cancelled."""
+
+
+class AttentionGeometry(AttentionLayer):
+    """One layer's attention and values, with everything that more than one measure needs, computed once.
+
+    >>> pattern, v, W_O = torch.eye(4).expand(1, 2, 4, 4), torch.randn(1, 4, 1, 8), torch.randn(2, 8, 16)
+    >>> geometry = AttentionGeometry(pattern, v, W_O)
+    >>> geometry.contributions("intra").sum(-1).allclose(torch.ones(1, 2, 4))
+    True
+
+    Takes what :class:`tl_geometry.measures.layer.AttentionLayer` takes.
+    """
+
+    # -- vectors -----------------------------------------------------------------------------------
+    # ---------------
+
+    @cached_property
+    def frame(self) -> OutputFrame:
+        """The factored output projection."""
+        return self._frame or OutputFrame.of(
+            self.W_O.to(self.pattern.device), self._norm_weight, self.dtype
+        )
+
+    @cached_property
+    def z(self) -> Float[Tensor, "batch head query d_head"]:
+        """Mixed values, in the working precision."""
+        if self._z is not None and self._z.dtype == self.dtype:
+            return self._z.transpose(1, 2)
+        batch, n_kv = self.v.shape[0], self.v.shape[2]
+        grouped = self.pattern.reshape(batch, n_kv, -1, self.n_keys)
+        return (grouped @ self.v.transpose(1, 2)).reshape(batch, self.n_heads, self.n_queries, -1)
+
+    @cached_property
+    def values(self) -> Float[Tensor, "batch head key rank"]:
+        """Projected values v W_O of each query head, in the coordinates of its frame."""
+        v = rearrange(self.v, "batch key kv_head d_head -> batch kv_head 1 key d_head")
+        L = rearrange(
+            self.frame.L,
+            "(kv_head group) d_head rank -> kv_head group d_head rank",
+            kv_head=v.shape[1],
+        )
+        return (v @ L).flatten(1, 2)
+
+    @cached_property
+    def outputs(self) -> Float[Tensor, "batch head query rank"]:
+        """Head outputs z W_O, in the coordinates of their frames."""
+        return self.z @ self.frame.L
+
+    @cached_property
+    def value_norms(self) -> Float[Tensor, "batch head key"]:
+        """|v W_O| in units of the head's frame (divide by 2^exponent)."""
+        return safe_norm(self.values)
+
+    @cached_property
+    def raw_value_norms(self) -> Float[Tensor, "batch head key"]:
+        """|v| in head space."""
+        return self.per_head(safe_norm(self.v.transpose(1, 2)))
+
+    @cached_property
+    def gross(self) -> Float[Tensor, "batch head query"]:
+        """sum_j alpha_j |v_j W_O|: the output's length if nothing cancelled, in units of the head's frame."""
+        return torch.einsum("bhqk,bhk->bhq", self.pattern, self.value_norms)
+
+    # -- the direction that counts
+    # ---------------------------------------------------------------------------------- Intra mode
+    # works in each head's frame; inter mode in value space, in units of the layer's largest frame.
+
+    @cached_property
+    def _head_units(self) -> Float[Tensor, " head"]:
+        """Each head's frame unit, relative to the largest of the layer."""
+        exponent = self.frame.exponent
+        return torch.ldexp(torch.ones_like(exponent, dtype=self.dtype), exponent - exponent.max())
+
+    @cached_property
+    def _layer_weight(self) -> Float[Tensor, "head d_head d_model"]:
+        weight = self.W_O.to(self.pattern.device, self.dtype)
+        if self._norm_weight is not None:
+            weight = weight * self._norm_weight.to(weight)
+        return torch.ldexp(weight, -self.frame.exponent.max())
+
+    @cached_property
+    def layer_output(self) -> Float[Tensor, "batch query d_model"]:
+        """Sum of the heads' outputs, without b_O, in units of the layer's largest frame."""
+        return self.z.transpose(1, 2).flatten(2) @ self._layer_weight.flatten(0, 1)
+
+    def keys(self, mode: Mode) -> Float[Tensor, "batch head key any"]:
+        """The vectors that :meth:`dual` is paired with."""
+        return self.values if mode == "intra" else self.per_head(self.v.transpose(1, 2))
+
+    def key_norms(self, mode: Mode) -> Float[Tensor, "batch head key"]:
+        """|v W_O| in the units of :meth:`output_norms`."""
+        return self.value_norms if mode == "intra" else self.value_norms * self._head_units[:, None]
+
+    def output_norms(self, mode: Mode) -> Float[Tensor, "batch head query"]:
+        """|o| per row; NaN where undefined."""
+        return self._direction(mode)[1]
+
+    def dual(self, mode: Mode) -> Float[Tensor, "batch head query any"]:
+        """Vectors w with ``c_ij = alpha_ij <w_i, key_j>``: the output over its squared length; NaN where undefined."""
+        return self._direction(mode)[0]
+
+    def _direction(self, mode: Mode) -> tuple[Tensor, Tensor]:
+        one_of("mode", mode, ("intra", "inter"))
+        return self._intra if mode == "intra" else self._inter
+
+    @cached_property
+    def _intra(self) -> tuple[Tensor, Tensor]:
+        dual, norm = over_square(self.outputs)
+        defined = self.rows & (norm > UNDEFINED_BELOW * self.gross)
+        return dual.masked_fill(~defined[..., None], torch.nan), norm.masked_fill(
+            ~defined, torch.nan
+        )
+
+    @cached_property
+    def _inter(self) -> tuple[Tensor, Tensor]:
+        direction, norm = over_square(self.layer_output)
+        gross = torch.einsum("bhq,h->bq", self.gross, self._head_units)
+        defined = (self.rows.any(1) & (norm > UNDEFINED_BELOW * gross))[:, None] & self.rows
+        along = direction @ self._layer_weight.flatten(0, 1).T
+        dual = rearrange(
+            along, "batch query (head d_head) -> batch head query d_head", head=self.n_heads
+        )
+        norms = norm[:, None].expand(-1, self.n_heads, -1)
+        return dual.masked_fill(~defined[..., None], torch.nan), norms.masked_fill(
+            ~defined, torch.nan
+        )
+
+    def contributions(
+        self, mode: Mode, rows: slice = slice(None)
+    ) -> Float[Tensor, "batch head query key"]:
+        """Contribution weights of some rows; a new tensor each time."""
+        scores = self.dual(mode)[:, :, rows] @ self.keys(mode).transpose(-1, -2)
+        return scores * self.pattern[:, :, rows]
+
+    def sink_contributions(self, mode: Mode) -> Float[Tensor, "batch head query"]:
+        """Contribution of the sinks together, per row, without computing the other keys."""
+        scores = self.dual(mode) @ self.sink_vectors(self.keys(mode)).transpose(-1, -2)
+        return (scores * self.sink_columns(self.pattern)).sum(-1)
+
+    def contribution_sums(self, mode: Mode) -> Float[Tensor, "batch head query"]:
+        """sum_k c_ik over the keys of each head: 1 in intra mode, the head's share of the output in inter mode."""
+        mixed = self.outputs if mode == "intra" else self.z
+        return (self.dual(mode) * mixed).sum(-1)
+
+    def factors(
+        self, mode: Mode, rows: Int[Tensor, "batch row"] | None = None
+    ) -> tuple[
+        Float[Tensor, "batch head row key"],
+        Float[Tensor, "batch head row key"],
+        Float[Tensor, "batch head row key"],
+    ]:
+        """Attention, relative norm |v_j W_O| / |o_i| and cosine of some rows; their product is the contribution."""
+        pattern, dual, norms = self.pattern, self.dual(mode), self.key_norms(mode)
+        output_norms = self.output_norms(mode).unsqueeze(-1)
+        if rows is not None:
+            pattern, dual, output_norms = (
+                self.take_rows(x, rows) for x in (pattern, dual, output_norms)
+            )
+        # Both vectors enter the cosine at length one, so that no product over- or underflows.
+        unit_values = self.keys(mode) / torch.where(norms == 0, 1, norms).unsqueeze(-1)
+        cosine = ((dual * output_norms) @ unit_values.transpose(-1, -2)).clamp(-1, 1)
+        attention = pattern.masked_fill(output_norms.isnan(), torch.nan)
+        return attention, norms.unsqueeze(-2) / output_norms, cosine

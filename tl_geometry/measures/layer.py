@@ -1,0 +1,215 @@
+"""One attention layer as measures see it: its tensors, the rows and entries that count, its sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from tl_geometry.measures.checks import check_layer, kv_bias, one_of
+from tl_geometry.measures.frame import OutputFrame
+from tl_geometry.measures.masks import SinkRule, resolve_available, resolve_sinks
+from tl_geometry.measures.scaling import work_dtype
+
+ValueBias: TypeAlias = Literal["as_hooked", "remove"]
+Output: TypeAlias = Literal["raw", "normed"]
+
+BLOCK_ELEMENTS = 2**20
+"""Entries of a pattern that are worked on at once: small enough to stay in a processor's cache."""
+
+
+class AttentionLayer:
+    """Pattern, values and output projection of one layer, with everything that follows from masks alone.
+
+    Args:
+        pattern: attention weights after the softmax.
+        v: value vectors as hooked, one per key-value head; query head h reads kv head h // (heads /
+            kv heads).
+        W_O: output projection of each query head.
+        available: entries that count (see :func:`tl_geometry.measures.masks.resolve_available`).
+        sink: which keys are sinks.
+        z: mixed values, if at hand in full precision; else ``pattern @ v`` is computed in float32.
+        cross: queries and keys are different sequences, so no query is its own key.
+        frame: the factored output projection, where it is at hand already.
+        masked: entries of ``pattern`` outside ``available`` are known to be zero already.
+        layer, documents: which layer and documents these are; random controls are seeded by them,
+            so that they don't depend on how a corpus is batched.
+
+    Raises:
+        TypeError: an input is not a floating point tensor.
+        ValueError: shapes, devices or options do not fit; the message names the argument.
+    """
+
+    def __init__(
+        self,
+        pattern: Float[Tensor, "batch head query key"],
+        v: Float[Tensor, "batch key kv_head d_head"],
+        W_O: Float[Tensor, "head d_head d_model"],
+        *,
+        available: Tensor | None = None,
+        sink: SinkRule = "first",
+        z: Float[Tensor, "batch query head d_head"] | None = None,
+        value_bias: ValueBias = "as_hooked",
+        b_V: Float[Tensor, "any_head d_head"] | None = None,
+        output: Output = "raw",
+        norm_weight: Float[Tensor, " d_model"] | None = None,
+        cross: bool = False,
+        frame: OutputFrame | None = None,
+        masked: bool = False,
+        layer: int = 0,
+        documents: Sequence[int] | None = None,
+    ) -> None:
+        check_layer(pattern, v, W_O)
+        one_of("value_bias", value_bias, ("as_hooked", "remove"))
+        one_of("output", output, ("raw", "normed"))
+        self.dtype = work_dtype(pattern, v, W_O)
+        self.available = resolve_available(pattern, available)
+        self.pattern = pattern.to(self.dtype)
+        if available is not None and not masked:
+            self.pattern = self.pattern.masked_fill(~self.available, 0)
+        self.v = v.to(self.dtype)
+        if value_bias == "remove":
+            bias = kv_bias(b_V, v, W_O)
+            self.v = self.v - bias
+            z = None if z is None or z.dtype != self.dtype else z - self._mixed_bias(bias)
+        if output == "normed" and norm_weight is None:
+            raise ValueError(
+                'output="normed" needs norm_weight, the d_model scale of the norm after attention'
+            )
+        self.W_O = W_O
+        self.cross = cross or pattern.shape[2] != pattern.shape[3]
+        self.layer = layer
+        self.documents = tuple(range(pattern.shape[0])) if documents is None else tuple(documents)
+        self._norm_weight = norm_weight if output == "normed" else None
+        self._frame = frame
+        self._z = z
+        self._sink = sink
+
+    def _mixed_bias(
+        self, bias: Float[Tensor, "kv_head d_head"]
+    ) -> Float[Tensor, "batch query head d_head"]:
+        per_head = bias.repeat_interleave(self.n_heads // bias.shape[0], 0)
+        return self.pattern.sum(-1).transpose(1, 2)[..., None] * per_head
+
+    # -- shapes ------------------------------------------------------------------------------------
+    # ---------------
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return self.pattern.shape[1]
+
+    @property
+    def n_queries(self) -> int:
+        """Number of queries, padding included."""
+        return self.pattern.shape[2]
+
+    @property
+    def n_keys(self) -> int:
+        """Number of keys, padding included."""
+        return self.pattern.shape[3]
+
+    def per_head(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Repeat a kv-head axis for the query heads that read it."""
+        group = self.n_heads // x.shape[dim]
+        return x if group == 1 else x.repeat_interleave(group, dim)
+
+    # -- rows and sinks
+    # -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rows(self) -> Bool[Tensor, "batch head_or_1 query"]:
+        """Rows that count: queries which can see any key."""
+        return self.available.any(-1)
+
+    @cached_property
+    def sinks(self) -> Bool[Tensor, "batch head_or_1 key"]:
+        """Keys that are sinks."""
+        return resolve_sinks(self._sink, self.available, self.pattern)
+
+    @cached_property
+    def sees_sink(self) -> Bool[Tensor, "batch head_or_1 query"]:
+        """Queries from which a sink can be seen."""
+        return (self.available & self.sinks.unsqueeze(-2)).any(-1)
+
+    @cached_property
+    def sink_queries(self) -> Bool[Tensor, "batch head_or_1 query"]:
+        """Queries that are sinks themselves (never, where queries and keys are different sequences)."""
+        if self.cross:
+            return torch.zeros_like(self.rows)
+        return self.sinks
+
+    @cached_property
+    def sink_rows(self) -> Bool[Tensor, "batch head_or_1 query"]:
+        """Rows that sink statistics count: later queries from which a sink can be seen."""
+        return self.rows & self.sees_sink & ~self.sink_queries
+
+    @cached_property
+    def sink_keys(self) -> tuple[Int[Tensor, "batch head slot"], Bool[Tensor, "batch head slot"]]:
+        """Positions of the sinks of each head, padded to the same number, and which of them are real."""
+        if (isinstance(self._sink, str) and self._sink == "first") or isinstance(self._sink, int):
+            slots = 1
+        else:
+            slots = int(self.sinks.sum(-1).max())
+        found = self.sinks.expand(-1, self.n_heads, -1).int().topk(slots, dim=-1)
+        return found.indices, found.values > 0
+
+    def sink_columns(
+        self, x: Shaped[Tensor, "batch head query key"]
+    ) -> Shaped[Tensor, "batch head query slot"]:
+        """The columns of a quadratic tensor that belong to sinks; 0 in unused slots."""
+        index, real = self.sink_keys
+        columns = x.gather(-1, index.unsqueeze(-2).expand(-1, -1, x.shape[-2], -1))
+        return columns * real.unsqueeze(-2)
+
+    def sink_vectors(
+        self, x: Float[Tensor, "batch head key d"]
+    ) -> Float[Tensor, "batch head slot d"]:
+        """The vectors that belong to sinks."""
+        index, _ = self.sink_keys
+        return x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
+
+    @cached_property
+    def sink_attention(self) -> Float[Tensor, "batch head query"]:
+        """Attention of each row to its sinks together: the sink rate of the row."""
+        return self.sink_columns(self.pattern).sum(-1)
+
+    @cached_property
+    def causal(self) -> Bool[Tensor, ""]:
+        """Whether no query may use a later key."""
+        return ~self.available.triu(1).any() & (self.n_queries == self.n_keys)
+
+    def spread_rows(self, n: int) -> tuple[Int[Tensor, "batch row"], Bool[Tensor, "batch row"]]:
+        """Up to ``n`` evenly spaced real rows of each document, its last included, and which of them exist.
+
+        Chosen among the real rows only, so that padding doesn't move them.
+        """
+        real = self.rows.any(1)
+        count = real.sum(-1, keepdim=True)
+        place = torch.arange(1, n + 1, device=real.device)
+        rank = torch.where(count > n, (place * count).div(n, rounding_mode="floor"), place) - 1
+        in_order = (~real).to(torch.uint8).sort(dim=-1, stable=True).indices
+        return in_order.gather(-1, rank.clamp(max=self.n_queries - 1)), rank < count
+
+    @staticmethod
+    def take_rows(
+        x: Shaped[Tensor, "batch head query any"], rows: Int[Tensor, "batch row"]
+    ) -> Shaped[Tensor, "batch head row any"]:
+        """Rows of each document by position."""
+        return x.gather(2, rows[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+    @property
+    def rows_per_block(self) -> int:
+        """How many rows of all heads keep a quadratic temporary small."""
+        per_row = self.pattern.shape[0] * self.n_heads * self.n_keys
+        return max(1, BLOCK_ELEMENTS // max(1, per_row))
+
+    def blocks(self, n_rows: int | None = None) -> Iterator[slice]:
+        """Cut the rows (or so many chosen ones) in slices whose quadratic temporaries stay small."""
+        total, step = self.n_queries if n_rows is None else n_rows, self.rows_per_block
+        for start in range(0, total, step):
+            yield slice(start, min(start + step, total))

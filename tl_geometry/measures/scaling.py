@@ -1,0 +1,40 @@
+"""Lengths whose squares neither overflow nor underflow: every vector is squared at a scale of order one."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def work_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 where any input is float64, else float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def power_of_two(x: Tensor, dim: int | tuple[int, ...]) -> Int[Tensor, "..."]:
+    """Exponents e such that x / 2^e is of order one along ``dim`` (kept); 0 for zeros and non-finite values."""
+    peak = x.detach().abs().amax(dim=dim, keepdim=True)
+    exponent = torch.frexp(peak).exponent
+    return torch.where(torch.isfinite(peak), exponent, 0).clamp(-126, 126)
+
+
+def safe_norm(x: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
+    """Euclidean length whose squares neither overflow nor underflow."""
+    exponent = power_of_two(x, -1)
+    scaled = torch.ldexp(x, -exponent)
+    square = scaled.square().sum(-1)
+    positive = square > 0
+    root = torch.where(positive, square, 1).sqrt()  # a zero vector has length 0 and no NaN gradient
+    return torch.where(positive, torch.ldexp(root, exponent.squeeze(-1)), 0)
+
+
+def over_square(x: Float[Tensor, "... d"]) -> tuple[Float[Tensor, "... d"], Float[Tensor, "..."]]:
+    """X / |x|^2 and |x|, computed at a scale of order one; 0 / 0 gives NaN in the first only."""
+    exponent = power_of_two(x, -1)
+    scaled = torch.ldexp(x, -exponent)
+    square = scaled.square().sum(-1, keepdim=True)
+    zero = square == 0
+    safe = torch.where(zero, 1, square)
+    norm = torch.where(zero, 0, torch.ldexp(safe.sqrt(), exponent))
+    return torch.ldexp(scaled / safe, -exponent), norm.squeeze(-1)

@@ -1,0 +1,214 @@
+"""Plotly maps of a result, layer by head. Every function takes a Dataset and returns a Figure."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tl_geometry.views import results
+from tl_geometry.views.maps import MAPS, HeadMap, coloured
+from tl_geometry.views.page import rounded, visible
+from tl_geometry.views.results import Values, number
+
+# Three lightnesses as well as three hues: told apart without colour vision and in grey print.
+REGIME_COLOURS = {"retriever": "#17366b", "mixer": "#e08a1e", "reset": "#a9d0c4"}
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+INK = "#22262b"
+
+
+def regime_map(ds: xr.Dataset) -> go.Figure:
+    """Which regime every head is in; hover for the shares behind it.
+
+    Example:
+        >>> regime_map(ds).show()  # doctest: +SKIP
+
+    Regimes after Mudarisov et al., arXiv 2602.01893. Heads without a regime stay blank.
+
+    Raises:
+        ValueError: when `ds` holds no regimes.
+    """
+    results.check_result(ds)
+    _require(ds, "regime")
+    labels = results.regimes(ds)
+    codes = np.full(labels.shape, np.nan)
+    for code, regime in enumerate(results.REGIMES):
+        codes[labels == regime] = code
+    edges = enumerate(REGIME_COLOURS.values())
+    steps = [(edge / 3, colour) for k, colour in edges for edge in (k, k + 1)]
+    heat = go.Heatmap(
+        z=rounded(codes),
+        zmin=-0.5,
+        zmax=2.5,
+        colorscale=steps,
+        showscale=False,
+    )
+    figure = _map_figure(ds, heat, _regime_hover(ds, labels), "Regime of every head")
+    for regime in results.REGIMES:
+        count = int((labels == regime).sum())
+        marker = {"symbol": "square", "size": 13, "color": REGIME_COLOURS[regime]}
+        name = f"{regime} ({count})"
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", marker=marker, name=name))
+    figure.update_layout(
+        showlegend=True,
+        legend={"itemclick": False, "itemdoubleclick": False},
+    )
+    return figure
+
+
+def head_map(ds: xr.Dataset, variable: str) -> go.Figure:
+    """A map of one variable of the result, with the colours and the words of `maps.MAPS`.
+
+    Example:
+        >>> head_map(ds, "sink_rate").show()  # doctest: +SKIP
+
+    Raises:
+        ValueError: when there is no such map, or `ds` does not hold the variable.
+    """
+    results.check_result(ds)
+    if variable not in MAPS:
+        raise ValueError(f"variable={variable!r} has no map; there are maps of {sorted(MAPS)}")
+    _require(ds, variable)
+    spec = MAPS[variable]
+    grid = results.values(ds, variable)
+    colours = coloured(spec, grid)
+    bar = {
+        "title": {"text": colours.title, "side": "right", "font": {"size": 12}},
+        "thickness": 12,
+        "outlinewidth": 0,
+        "len": 1.0,
+        "tickvals": colours.tick_positions,
+        "ticktext": colours.tick_labels,
+    }
+    heat = go.Heatmap(
+        z=rounded(colours.z),
+        zmin=colours.low,
+        zmax=colours.high,
+        colorscale=colours.scale,
+        colorbar=bar,
+    )
+    return _map_figure(ds, heat, _value_hover(ds, spec, grid), spec.title)
+
+
+def sink_rate_map(ds: xr.Dataset) -> go.Figure:
+    """Share of attention that goes to the sink (arXiv 2410.10781, 2606.07604)."""
+    return head_map(ds, "sink_rate")
+
+
+def sink_norm_ratio_map(ds: xr.Dataset) -> go.Figure:
+    """Length of the sink's value vector over the median of the others (arXiv 2602.01893)."""
+    return head_map(ds, "sink_norm_ratio")
+
+
+def contribution_distance_map(ds: xr.Dataset) -> go.Figure:
+    """How far contribution weights are from attention (arXiv 2606.07604)."""
+    return head_map(ds, "contribution_attention_distance")
+
+
+def output_share_map(ds: xr.Dataset) -> go.Figure:
+    """Each head's share of its layer's output (arXiv 2606.07604, inter-head)."""
+    return head_map(ds, "contribution_inter")
+
+
+def _require(ds: xr.Dataset, variable: str) -> None:
+    if not results.measured(ds, variable):
+        held = sorted(str(name) for name in ds.data_vars)
+        raise ValueError(f"ds holds no {variable!r} per layer and head; it holds {held}")
+
+
+def _text(text: str) -> str:
+    """Text for plotly, which reads a few HTML tags and entities in its labels."""
+    return html.escape(visible(text))
+
+
+def _value_hover(ds: xr.Dataset, spec: HeadMap, grid: Values) -> list[list[str]]:
+    name = f"{spec.variable}_se"
+    errors = results.values(ds, name) if results.measured(ds, name) else np.full(grid.shape, np.nan)
+
+    def cell(i: int, j: int) -> str:
+        if not np.isfinite(grid[i, j]):
+            return "not available"
+        text = f"{spec.quantity} {spec.text(grid[i, j])}"
+        return text + (f" ± {errors[i, j]:.3f}" if np.isfinite(errors[i, j]) else "")
+
+    return _hover(ds, cell)
+
+
+def _regime_hover(ds: xr.Dataset, labels: Values) -> list[list[str]]:
+    grids = {
+        word: results.values(ds, name)
+        for word, name in (
+            ("self", "self_share"),
+            ("sink", "sink_share"),
+            ("other", "other_share"),
+            ("margin", "regime_margin"),
+            ("rows", "regime_rows"),
+        )
+        if results.measured(ds, name)
+    }
+
+    def cell(i: int, j: int) -> str:
+        shares = [f"{k} {number(grids[k][i, j])}" for k in ("self", "sink", "other") if k in grids]
+        evidence = [f"margin {number(grids['margin'][i, j])}"] if "margin" in grids else []
+        evidence += [f"{number(grids['rows'][i, j], 0)} rows"] if "rows" in grids else []
+        lines = [str(labels[i, j]) or "regime unknown", " · ".join(shares), " · ".join(evidence)]
+        return "<br>".join(line for line in lines if line)
+
+    return _hover(ds, cell)
+
+
+def _hover(ds: xr.Dataset, cell: Callable[[int, int], str]) -> list[list[str]]:
+    names = results.head_names(ds)
+    return [
+        [f"{_text(name)}: {cell(i, j)}" for j, name in enumerate(row)]
+        for i, row in enumerate(names)
+    ]
+
+
+def _map_figure(ds: xr.Dataset, heat: go.Heatmap, hover: list[list[str]], title: str) -> go.Figure:
+    layers, heads = results.layer_labels(ds), results.head_labels(ds)
+    gap = 1 if len(layers) * len(heads) <= 1200 else 0
+    heat.update(hovertext=hover, hoverinfo="text", xgap=gap, ygap=gap)
+    figure = go.Figure(heat)
+    plot_height = max(150, min(22, max(9, 528 // len(layers))) * len(layers))
+    cell_width = min(30, max(11, 700 // len(heads)))
+    widest = max(len(label) for label in layers)
+    figure.update_layout(
+        template="none",
+        title={"text": _text(title), "x": 0, "xref": "paper", "font": {"size": 16}},
+        width=max(340, 170 + min(7 * widest, 190) + cell_width * len(heads)),
+        height=100 + plot_height,
+        font={"family": FONT, "size": 13, "color": INK},
+        hoverlabel={"align": "left", "font": {"family": FONT, "size": 13}},
+        margin={"l": 56, "r": 16, "t": 48, "b": 52},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="#ffffff",
+        xaxis=_axis("head", heads, most=16),
+        yaxis=_axis("layer", layers, most=24) | {"autorange": "reversed"},
+    )
+    return figure
+
+
+def _axis(title: str, labels: list[str], most: int) -> dict[str, object]:
+    step = -(-len(labels) // most)
+    shown = range(0, len(labels), step)
+    return {
+        "title": {"text": title, "standoff": 8},
+        "tickvals": list(shown),
+        "ticktext": [_text(_short(labels[i])) for i in shown],
+        "automargin": True,
+        "showgrid": False,
+        "zeroline": False,
+        "showline": True,
+        "mirror": True,
+        "linecolor": "#c9ced6",
+        "ticks": "",
+        "fixedrange": True,
+    }
+
+
+def _short(label: str, most: int = 30) -> str:
+    return label if len(label) <= most else f"…{label[1 - most :]}"

@@ -1,0 +1,95 @@
+"""Views for a notebook: they show themselves without a network and can be saved as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import xarray as xr
+
+from tl_geometry.views.attention import MAX_HEADS, heads_figure, mean_distance
+from tl_geometry.views.page import View, render
+from tl_geometry.views.results import Values, head_name, strongest
+
+
+def regimes(ds: xr.Dataset) -> View:
+    """The regime of every head, layer by head, with the shares in the hover.
+
+    Example:
+        >>> tlg.views.regimes(ds)  # doctest: +SKIP
+        >>> tlg.views.regimes(ds).save_html("regimes.html")  # doctest: +SKIP
+
+    Winner of a row: argmax_j alpha_ij |v_j| (Mudarisov et al., arXiv 2602.01893).
+
+    Raises:
+        ValueError: when `ds` holds no regimes.
+    """
+    from tl_geometry.views.drawings import regime_drawing
+
+    figure = regime_drawing(ds)
+    html = render("view.html.j2", [figure], title="Head regimes", figure=figure)
+    return View(html, height=figure.height + 200)
+
+
+def contributions(
+    model: Any,
+    text: str,
+    layer: int | str,
+    heads: Sequence[int] | None = None,
+    mode: Literal["intra", "inter"] = "intra",
+) -> View:
+    """Attention of a layer's heads on a text, beside their signed contribution weights.
+
+    Example:
+        >>> tlg.views.contributions(model, "The cat sat on the mat.", layer=5)  # doctest: +SKIP
+
+    c_ij = <o_i, alpha_ij v_j> / |o_i|^2 (arXiv 2606.07604), without unit. At most 64 tokens are
+    drawn, and, unless `heads` are given, the twelve heads whose contribution weights differ most
+    from their attention on this text.
+
+    Args:
+        model: HookedTransformer or TransformerBridge.
+        text: One text.
+        layer: Label of the layer, as `analyze` gives it.
+        heads: Which heads, in this order.
+        mode: "intra" (share of the head's output) or "inter" (share of the layer's).
+
+    Raises:
+        ValueError: when a head does not exist, or queries and keys are different tokens.
+    """
+    from tl_geometry.analysis import prompt_contributions
+
+    weights = prompt_contributions(model, text, layers=[layer], mode=mode)
+    pattern = prompt_contributions(model, text, layers=[layer], mode="attention")
+    order = ("layer", "head", "query", "key")
+    c, a = (array.transpose(*order).values[0] for array in (weights, pattern))
+    tokens = [str(token) for token in weights["query_token"].values]
+    if tokens != [str(token) for token in weights["key_token"].values]:
+        raise ValueError(f"layer={layer!r} attends to other tokens than its own: not drawable")
+    labels = [int(head) for head in weights["head"].values]
+    chosen, note = _choose(heads, labels, mean_distance(a, c))
+    names = [head_name(layer, labels[h]) for h in chosen]
+    figure = heads_figure("contributions", tokens, names, a[chosen], c[chosen], mode=mode)
+    figure = dataclasses.replace(figure, notes=[*note, *figure.notes])
+    title = f"Layer {layer}: attention beside contribution weights"
+    return View(render("view.html.j2", [figure], title=title, figure=figure), height=780)
+
+
+def _choose(
+    heads: Sequence[int] | None, labels: list[int], distance: Values
+) -> tuple[list[int], list[str]]:
+    """Positions of the heads to draw, and a note when some were left out."""
+    if heads is not None:
+        unknown = [head for head in heads if head not in labels]
+        if unknown or not heads:
+            raise ValueError(f"heads={list(heads)} must name heads among {labels}")
+        return [labels.index(head) for head in heads], []
+    if len(labels) <= MAX_HEADS:
+        return list(range(len(labels))), []
+    farthest = [head for _, head in strongest(distance[None, :], MAX_HEADS)]
+    note = (
+        f"{len(farthest)} of {len(labels)} heads: those whose contribution weights differ most "
+        "from attention on this text."
+    )
+    return sorted(farthest), [note]

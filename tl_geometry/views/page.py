@@ -1,0 +1,203 @@
+"""Self-contained HTML pages: libraries embedded once, data as safe JSON, text that stays text."""
+
+from __future__ import annotations
+
+import functools
+import html
+import importlib.util
+import json
+import math
+import os
+import unicodedata
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+import numpy.typing as npt
+from markupsafe import Markup
+
+Library = Literal["plotly", "circuitsvis"]
+TEMPLATES = Path(__file__).parent / "templates"
+_READABLE_CONTROLS = {"\n": "⏎", "\t": "⇥"}
+# Control, format (bidirectional marks), surrogate, and the separators that break lines.
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One drawing of a page: what draws it, its data, and the words that go with it.
+
+    Args:
+        id: Unique within the page.
+        kind: The function of `page.js` that draws it.
+        data: JSON-able; NaN must be None.
+        title: Heading above the drawing.
+        label: The drawing in words, for readers who cannot see it.
+        height: Reserved height in pixels.
+        width: Greatest width in pixels, None for the whole column.
+        reading: How to read it, one or two sentences.
+        source: The paper that defines what is drawn.
+        notes: Remarks about this run: missing cells, capped colours.
+    """
+
+    id: str
+    kind: Literal["plotly", "heads"]
+    data: Mapping[str, Any]
+    title: str
+    label: str
+    height: int
+    width: int | None = None
+    reading: str = ""
+    source: str = ""
+    notes: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A page that shows itself in a notebook, without a network, and can be saved.
+
+    Example:
+        >>> View("<!doctype html><p>hello</p>", height=80).save_html("hello.html")  # doctest: +SKIP
+
+    Args:
+        html: A whole HTML document.
+        height: Height of the frame in the notebook, in pixels.
+    """
+
+    html: str
+    height: int = 600
+
+    def _repr_html_(self) -> str:
+        # A frame keeps ids, styles and headings of the view apart from the notebook's own.
+        source = html.escape(self.html, quote=True)
+        style = f"width:100%;height:{self.height}px;border:0"
+        return f'<iframe srcdoc="{source}" style="{style}" title="tl_geometry view"></iframe>'
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the view as one HTML file and return its path."""
+        return write_atomic(path, self.html)
+
+
+def visible(text: str) -> str:
+    r"""Replace characters that would act instead of being read, `\x1b` or a right-to-left mark.
+
+    Example:
+        >>> visible("a\nb\u202e")
+        'a⏎b\\u202e'
+    """
+    return "".join(_READABLE_CONTROLS.get(c) or _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    if unicodedata.category(character) not in _INVISIBLE:
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def rounded(values: npt.NDArray[Any], digits: int = 4) -> list[Any]:
+    """Nested lists of numbers with `digits` decimals, None where the value is not finite.
+
+    Example:
+        >>> rounded(np.array([0.123456, np.nan]), digits=2)
+        [0.12, None]
+    """
+    if values.ndim > 1:
+        return [rounded(row, digits) for row in values]
+    return [round(float(x), digits) if math.isfinite(x) else None for x in values]
+
+
+def safe_json(value: object) -> Markup:
+    r"""JSON that can stand inside a `<script>` element whatever strings it holds.
+
+    Example:
+        >>> print(safe_json("</script>"))
+        "\u003c/script\u003e"
+
+    Raises:
+        ValueError: for NaN and infinities, which are not JSON.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - nothing in it can leave the script element any more
+
+
+@functools.cache
+def library(name: Library) -> Markup:
+    """Source of a JavaScript library for a plain inline `<script>`."""
+    if name == "plotly":
+        from plotly.offline import get_plotlyjs
+
+        source = str(get_plotlyjs())
+    else:
+        source = _circuitsvis_bundle().read_text(encoding="utf-8")
+    # `</script` would end the element, `<!--` could hide its end.
+    source = source.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return Markup(source)  # noqa: S704 - code of an installed package, not data
+
+
+def _circuitsvis_bundle() -> Path:
+    spec = importlib.util.find_spec("circuitsvis")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("attention views need circuitsvis: pip install circuitsvis")
+    return Path(spec.origin).parent / "dist" / "cdn" / "iife.js"
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates of this room, escaping everything that is put into them."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    result = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    result.filters["safe_json"] = safe_json
+    result.globals["library"] = library
+    for name in ("page.css", "page.js"):
+        source = (TEMPLATES / name).read_text(encoding="utf-8")
+        result.globals[name.replace(".", "_")] = Markup(source)  # noqa: S704 - our own file
+    return result
+
+
+def _finalize(value: object) -> object:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def render(template: str, figures: Sequence[Figure] = (), **values: object) -> str:
+    """Fill a template; only the libraries that its figures need are embedded."""
+    kinds = {figure.kind for figure in figures}
+    libraries = [name for kind, name in _DRAWN_BY.items() if kind in kinds]
+    return environment().get_template(template).render(libraries=libraries, **values)
+
+
+_DRAWN_BY: dict[str, Library] = {"plotly": "plotly", "heads": "circuitsvis"}
+
+
+def write_atomic(path: str | Path, text: str) -> Path:
+    """Write a UTF-8 file completely or not at all; missing directories are made.
+
+    Raises:
+        IsADirectoryError: when `path` is a directory.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"path={str(target)!r} is a directory, give the name of a file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
