@@ -24,6 +24,8 @@ ANALYZE_DEFAULTS = {
     "prepend_bos": None,
     "sink": "first",
     "max_documents": None,
+    "queries": 64,
+    "top_n": (1, 2, 4, 8, 16, 32),
     "value_bias": "as_hooked",
     "output": "raw",
     "on_unsupported": "raise",
@@ -139,6 +141,7 @@ def test_version():
             ["analyze", "m", "--out", "r.nc", "--text", "a", "--heads", "1"],
             ["--heads", "layer.head"],
         ),
+        (["analyze", "m", "--out", "r.nc", "--text", "a", "--top-n", "1,x"], ["--top-n", "'1,x'"]),
         (["analyze", "m", "--out", "r.nc", "--text", "a", "--n-ctx", "1"], ["--n-ctx"]),
         (["analyze", "m", "--out", "r.nc", "--text", "a", "--backend", "c"], ["--backend"]),
         (["analyze", "m", "--out", "r.nc", "--corpus", "mine"], ["--corpus", "demo-prose"]),
@@ -159,7 +162,7 @@ def test_analyze_passes_everything_on(calls, tmp_path):
     options = (
         "--backend hooked --no-processing --device cpu --dtype float64 --n-ctx 64 --batch-size 3 "
         "--max-documents 5 --no-prepend-bos --sink 0,2 --layers 0,2-3,encoder.0 "
-        "--heads 0.1,encoder.0.12 --no-value-bias --output-norm --skip-unsupported "
+        "--heads 0.1,encoder.0.12 --top-n 2,4-6 --queries 9 --no-value-bias --output-norm --skip-unsupported "
         "--keep-examples 2 --seed 7 --no-progress"
     )
     result = run("analyze", "some/model", "--text", source, "--out", out, *options.split())
@@ -180,6 +183,8 @@ def test_analyze_passes_everything_on(calls, tmp_path):
         "sink": [0, 2],
         "layers": [0, 2, 3, "encoder.0"],
         "heads": [(0, 1), ("encoder.0", 12)],
+        "queries": 9,
+        "top_n": (2, 4, 5, 6),
         "value_bias": "remove",
         "output": "normed",
         "on_unsupported": "skip",

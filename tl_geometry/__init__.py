@@ -4,64 +4,12 @@
 >>> probe = tlg.Probe(model)
 >>> model.run_with_hooks(tokens, fwd_hooks=probe.hooks())
 >>> probe.result()
+
+The public names stand in ``__init__.pyi``; each is imported when it is first used.
 """
 
-from tl_geometry import views
-from tl_geometry.analysis import (
-    Contributions,
-    Probe,
-    Regimes,
-    Separability,
-    Sinks,
-    analyze,
-    load,
-    prompt_contributions,
-    save,
-)
-from tl_geometry.hooks import doctor
-from tl_geometry.measures import (
-    contribution_factors,
-    contribution_weights,
-    head_regimes,
-    importance,
-    inversion_bounds,
-    separability,
-    sink_aware_certificate,
-    sink_geometry,
-    sink_metric,
-    sink_rate,
-    source_winners,
-    suppression,
-    value_weighted_attention,
-)
-from tl_geometry.views.report import report
+import lazy_loader
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Contributions",
-    "Probe",
-    "Regimes",
-    "Separability",
-    "Sinks",
-    "analyze",
-    "contribution_factors",
-    "contribution_weights",
-    "doctor",
-    "head_regimes",
-    "importance",
-    "inversion_bounds",
-    "load",
-    "prompt_contributions",
-    "report",
-    "save",
-    "separability",
-    "sink_aware_certificate",
-    "sink_geometry",
-    "sink_metric",
-    "sink_rate",
-    "source_winners",
-    "suppression",
-    "value_weighted_attention",
-    "views",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -88,6 +88,11 @@ def parse_sink(text: str) -> str | list[int]:
     return text if text in ("first", "auto") else _numbers(text, "--sink")
 
 
+def parse_top_n(text: str) -> tuple[int, ...]:
+    """Sizes: "1,2,4"."""
+    return tuple(_numbers(text, "--top-n"))
+
+
 def parse_layers(text: str) -> list[int | str]:
     """Labels of layers: "0,4-6,encoder_blocks.0.attn"."""
     labels: list[int | str] = []

@@ -31,6 +31,7 @@ from tl_geometry.arguments import (
     parse_heads,
     parse_layers,
     parse_sink,
+    parse_top_n,
 )
 
 __all__ = ["app", "main"]
@@ -145,6 +146,12 @@ def analyze(
     heads: Annotated[
         str | None, typer.Option(help="Heads to measure, layer.head, e.g. 0.3,4.1.")
     ] = None,
+    top_n: Annotated[
+        str, typer.Option(help="Numbers of selected tokens for separability.")
+    ] = "1,2,4,8,16,32",
+    queries: Annotated[
+        int, typer.Option(min=1, help="Queries of a window measured for separability.")
+    ] = 64,
     value_bias: Annotated[
         bool, typer.Option(help="Keep the value bias, where the model has one.")
     ] = True,
@@ -172,6 +179,8 @@ def analyze(
         "on_unsupported": "skip" if skip_unsupported else "raise",
         "layers": None if layers is None else parse_layers(layers),
         "heads": None if heads is None else parse_heads(heads),
+        "queries": queries,
+        "top_n": parse_top_n(top_n),
         "value_bias": "as_hooked" if value_bias else "remove",
         "output": "normed" if output_norm else "raw",
         "seed": seed,
@@ -210,6 +219,18 @@ def report(
 
     write_report(load(run), out, title)
     typer.echo(str(out))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="A netCDF file of `tl-geometry analyze`.")],
+    second: Annotated[Path, typer.Argument(help="Another one, of the same layers and heads.")],
+) -> None:
+    """Show how far two results agree about the heads: regimes, separability, sinks."""
+    from tl_geometry.analysis.compare import compare as compare_runs
+    from tl_geometry.analysis.store import load
+
+    typer.echo(repr(compare_runs(load(first), load(second))))
 
 
 @app.command()

@@ -38,9 +38,22 @@ class Layer:
 
 
 def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Random ids that are no special token."""
+    """Random ids that are no special token; the first 46 of each row all differ."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(4, 50, shape, generator=generator)
+    rows = torch.stack(
+        [torch.randperm(46, generator=generator) for _ in range(math.prod(shape[:-1]))]
+    )
+    repeated = rows.repeat(1, 1 + shape[-1] // 46)[:, : shape[-1]] + 4
+    return repeated.reshape(shape)
+
+
+@torch.no_grad()
+def soften(model: Any) -> Any:
+    """Make attention less peaked: where one weight is 1, ranks are those of rounding errors."""
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in ("W_Q", "b_Q", "q_proj", "q_norm")):
+            parameter.mul_(0.15)
+    return model
 
 
 def site_names(model: Any) -> list[str]:
@@ -122,9 +135,13 @@ def numbers(
     epsilon: float = 0.3,
     tail_queries: int = 16,
     space: str = "head",
+    places: Sequence[int] | None = None,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """Every variable of the default measures for one document: an array over heads (and labels)."""
+    """Every variable of three measures for one document: an array over heads (and labels).
+
+    ``places`` are the document's positions in the batch, where they are not consecutive.
+    """
     inputs = {"available": available, **options}
     bias = {k: options[k] for k in ("value_bias", "b_V") if k in options}
     a, rho, cosine = (
@@ -146,6 +163,7 @@ def numbers(
     )
     seen = available[0].numpy()
     heads, queries, keys = c.shape
+    places = range(queries) if places is None else places
     found: dict[str, list[Any]] = {}
 
     def put(name: str, value: Any) -> None:
@@ -176,10 +194,10 @@ def numbers(
         put("winner_count", counts)
         for name, count in zip(CATEGORY_NAMES, counts, strict=True):
             put(f"{name}_share", count / len(counted) if counted else math.nan)
-        offsets = [i - position[h, i] for i in counted]
+        offsets = [] if cross else [places[i] - places[position[h, i]] for i in counted]
         edges = [*OFFSET_BINS[1:], math.inf]
-        places = [next(n for n, edge in enumerate(edges) if offset < edge) for offset in offsets]
-        shares = [_mean([float(place == n) for place in places]) for n in range(len(edges))]
+        bins = [next(n for n, edge in enumerate(edges) if offset < edge) for offset in offsets]
+        shares = [_mean([float(found_bin == n) for found_bin in bins]) for n in range(len(edges))]
         put("winner_offset", [math.nan] * len(edges) if cross else shares)
         put(
             "output_sink_cosine",

@@ -234,6 +234,8 @@ def test_importance_of_padding(kind):
     empty = ~mask.any(-1)[:, None].expand(-1, 4, -1)
     assert values[empty].isnan().all()
     assert values[~empty].isfinite().all()
+    outside = ~mask[:, None].expand(-1, 4, -1, -1) & ~empty[..., None]
+    assert (values[outside] == 0).all()
 
 
 def test_random_importance_is_seeded():

@@ -100,6 +100,12 @@ def test_cross_attention_has_no_self(queries, keys):
     assert (head_regimes(*made.tensors, cross=True).self_share == 0).all()
 
 
+@pytest.mark.parametrize("space", SPACES)
+def test_default_masks(space):
+    check(problem(seed=13), space=space)  # bidirectional
+    check(problem(available=causal(6), seed=14), space=space)
+
+
 def test_head_space_needs_no_output_projection():
     made = problem(available=causal(6)[None], seed=8)
     with_W, without = source_winners(*made.tensors), source_winners(made.pattern, made.v)
@@ -135,6 +141,15 @@ def test_ties_go_to_the_lower_index(places):
     weights[places[0]], weights[places[1]] = 0.5, 0.25
     norms = [10.0 if place == places[1] else 5.0 for place in range(5)]
     assert row(weights, norms, query=4)[0] == places[0]
+
+
+def test_a_row_of_zeros_is_a_tie():
+    """Half precision can round every weight to zero; a key that is not available never wins."""
+    made = problem(available=MASKS["window, left: b q k"], seed=15)
+    made.v[0] = 0
+    made.pattern[1] = 0
+    check(made)
+    assert source_winners(*made.tensors, available=made.available).position[0, 0, 5] == 3
 
 
 def test_categories_of_rows():

@@ -59,10 +59,16 @@ def test_rate_by_hand():
     torch.testing.assert_close(null, torch.tensor([0.5, 0.25, 0.0, 0.0]))
 
 
-def test_rate_of_bidirectional_and_cross_attention():
+def test_bidirectional_and_cross_attention():
     for keys in (6, 4):
         made = problem(keys=keys, seed=3)
         assert_same(sink_rate(made.pattern), made.pattern[..., 0].numpy())
+        mean = made.pattern.double().mean(2).numpy()
+        epsilon = float(np.median(mean))
+        assert_same(sink_metric(made.pattern, epsilon), (mean > epsilon).astype(float), 0)
+        for field, values in literal.sink_geometry(*made.tensors).items():
+            found = getattr(sink_geometry(*made.tensors), field)
+            assert_same(found, values, 1e-5 * (1 + np.abs(values)))
 
 
 def test_auto_counts_sixteen_later_real_queries():
@@ -194,12 +200,13 @@ def test_norms_and_cosines_against_numpy():
 
 def test_share_of_negative_contributions():
     """One sink opposed to the other values: negative while its attention is small."""
-    weight = torch.tensor([1.0, 0.1, 0.9, 0.2, 0.3])
+    weight = torch.tensor([1.0, 0.1, 0.9, 0.2, 0.3, 0.5, 0.0])  # the 0.5 cancels: undefined
     pattern = torch.diag(1 - weight)[None, None]
     pattern[0, 0, :, 0] += weight
-    v = torch.tensor([-1.0, 1.0, 1.0, 1.0, 1.0]).view(1, 5, 1, 1)
+    v = torch.tensor([-1.0, *[1.0] * 6]).view(1, 7, 1, 1)
     geometry = sink_geometry(pattern, v, torch.ones(1, 1, 1))
-    assert geometry.negative_share.item() == pytest.approx(3 / 4)  # the sink's own row is left out
+    # Left out are the undefined row and the sink's own; a contribution of 0 is not negative.
+    assert geometry.negative_share.item() == pytest.approx(3 / 5)
     assert geometry.cosine_mean.item() == geometry.cosine_max.item() == -1
     assert geometry.norm_ratio.item() == geometry.norm_ratio_model.item() == 1
 

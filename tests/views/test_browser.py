@@ -68,7 +68,8 @@ def test_the_report_draws_everything(browser: Any, tmp_path: Path) -> None:
     ds = make_dataset(30, 9, n_tokens=48)
     visit = Visit(browser, report(ds, tmp_path / "report.html"))
     assert visit.page.locator(".drawing .main-svg").count() >= 6
-    assert visit.page.locator(".heatmaplayer image").count() == 6
+    assert visit.page.locator(".heatmaplayer image").count() == 8
+    assert visit.page.locator("#separability-curves .scatterlayer .js-line").count() >= 5
     visit.page.locator(".circuits canvas").last.scroll_into_view_if_needed()
     visit.page.wait_for_timeout(1000)
     inks = visit.page.evaluate(INK)
@@ -96,6 +97,24 @@ def test_choosing_a_head_chooses_it_in_both_panels(browser: Any, tmp_path: Path)
     visit.page.mouse.move(0, 0)
     visit.page.wait_for_timeout(300)
     assert [panels.nth(k).locator("h2").inner_text() for k in (0, 1)] == [name, name]
+    visit.check()
+
+
+def test_a_layer_and_a_size_can_be_chosen(browser: Any, tmp_path: Path) -> None:
+    ds = make_dataset(4, 3)
+    visit = Visit(browser, report(ds, tmp_path / "report.html"))
+    for figure, option, words in (
+        ("separability-curves", "layer 2", "mean over 3 heads"),
+        ("separability-layers", "16", "at N = 16"),
+    ):
+        node = visit.page.locator(f"#{figure}")
+        before = node.locator(".js-line").first.get_attribute("d")
+        visit.page.locator(f"#{figure}-choice").select_option(label=option)
+        visit.page.wait_for_timeout(200)
+        assert node.locator(".js-line").first.get_attribute("d") != before
+        assert words in str(node.get_attribute("aria-label"))
+    shown = visit.page.evaluate("document.getElementById('separability-layers').data[1].y")
+    assert shown == pytest.approx(ds["f_score"].sel(top_n=16).mean("head").values, abs=1e-4)
     visit.check()
 
 

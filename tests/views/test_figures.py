@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from views_data.dataset import make_dataset
 
-from tl_geometry.views import drawings, figures, results
+from tl_geometry.views import drawings, figures, results, style
 from tl_geometry.views.maps import MAPS, coloured, nice_limit
 
 SHAPES = [(1, 1), (4, 3), (80, 64)]
@@ -22,7 +22,7 @@ def test_regime_map_has_a_cell_for_every_head(n_layers: int, n_heads: int) -> No
 
 def test_a_cell_takes_the_colour_of_its_regime() -> None:
     heat = figures.regime_map(make_dataset()).data[0]
-    for code, colour in enumerate(figures.REGIME_COLOURS.values()):
+    for code, colour in enumerate(style.REGIME_COLOURS.values()):
         position = (code - heat.zmin) / (heat.zmax - heat.zmin)
         left = [step for step in heat.colorscale if step[0] < position][-1]
         right = next(step for step in heat.colorscale if step[0] > position)
@@ -44,7 +44,7 @@ def test_the_three_colours_differ_in_lightness() -> None:
         r, g, b = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
         return 0.2126 * r**2.2 + 0.7152 * g**2.2 + 0.0722 * b**2.2
 
-    shades = sorted(lightness(colour) for colour in figures.REGIME_COLOURS.values())
+    shades = sorted(lightness(colour) for colour in style.REGIME_COLOURS.values())
     assert (shades[1] + 0.05) / (shades[0] + 0.05) > 3
     assert (shades[2] + 0.05) / (shades[1] + 0.05) > 1.4
 

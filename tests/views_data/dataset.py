@@ -20,10 +20,11 @@ def make_dataset(
     layers: list[str] | None = None,
     blank_layers: tuple[int, ...] = (),
     tokens: list[str] | None = None,
+    top_n: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
     seed: int = 0,
     **attrs: Any,
 ) -> xr.Dataset:
-    """Random but consistent: shares sum to 1, contributions of a row sum to 1, causal."""
+    """Random but consistent: shares sum to 1, contributions of a row sum to 1, causal, bounds below F."""
     rng = np.random.default_rng(seed)
     shape = (n_layers, n_heads)
     shares = rng.dirichlet([0.7, 1.2, 0.8], size=shape)
@@ -64,12 +65,38 @@ def make_dataset(
     variables["winner_offset"] = (("layer", "head", "offset_bin"), offsets)
     if n_examples:
         variables |= _examples(rng, shape, n_examples, n_tokens, tokens, blank_layers)
-    coords = {
+    if top_n:
+        variables |= _separability(rng, shape, top_n, blank_layers)
+    coords: dict[str, Any] = {
         "layer": np.array(layers if layers else range(n_layers)),
         "head": np.arange(n_heads),
         "offset_bin": OFFSETS,
-    }
+    } | ({"top_n": list(top_n)} if top_n else {})
     return xr.Dataset(variables, coords=coords, attrs=_attributes(shape) | attrs)
+
+
+def _separability(
+    rng: np.random.Generator,
+    shape: tuple[int, int],
+    top_n: tuple[int, ...],
+    blank_layers: tuple[int, ...],
+) -> dict[str, Any]:
+    size = (*shape, len(top_n))
+    f_score = 1 - np.log2(top_n) / 8 - rng.uniform(0, 0.15, size)
+    held = {
+        "f_score": f_score,
+        "f_score_no_sink": f_score + rng.uniform(0, 0.1, size),
+        "f_score_random": f_score * rng.uniform(0.2, 0.4, size),
+        "inversion_bound": f_score * rng.uniform(0.5, 0.8, size),
+        "certificate": f_score * rng.uniform(0, 0.1, size),
+        "separable_share": f_score**3,
+    }
+    for values in held.values():
+        values[..., np.array(top_n) == 1] = 1
+    held |= {f"{name}_se": np.full(size, 0.01) for name in held}
+    for values in held.values():
+        values[list(blank_layers)] = np.nan
+    return {name: (("layer", "head", "top_n"), values) for name, values in held.items()}
 
 
 def _examples(

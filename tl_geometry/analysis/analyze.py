@@ -108,7 +108,7 @@ def analyze(
     )
     mask_name = _mask_argument(model)
     examples: list[Tensor] = []
-    with torch.no_grad(), tqdm(total=stream.total, unit="document", disable=not progress) as bar:
+    with torch.no_grad(), tqdm(total=stream.total, unit=" documents", disable=not progress) as bar:
         for batch in stream:
             mask = batch.attention_mask
             model.run_with_hooks(

@@ -104,7 +104,7 @@ class Ledger(Metric):
         """Refuse what can't be trusted, naming the layer and head.
 
         Raises:
-            RuntimeError: a hook never fired.
+            RuntimeError: a hook never fired, or a forward stopped half-way.
             ValueError: NaN or infinite activations, attention where there should be none, or z
                 unequal pattern @ v.
         """
@@ -121,6 +121,11 @@ class Ledger(Metric):
                 f"the attention hooks of the layers {silent} never fired: the attention is not computed eagerly, so "
                 'its pattern is never built (call set_attn_implementation("eager") on the Hugging Face model), or '
                 "the forward stopped early (stop_at_layer)"
+            )
+        if len(set(self.fired)) > 1:
+            raise RuntimeError(
+                "the layers were seen in a different number of forwards, because one of them stopped "
+                "half-way: call probe.reset() and run the batches again"
             )
         layer, head = _first(self.non_finite > 0)
         if layer is not None:

@@ -138,7 +138,7 @@ class Probe:
             ValueError: a mask that is not ``batch pos``, or a row without a real token.
         """
         masks = BatchMasks(attention_mask, decoder_attention_mask, self._pad)
-        hooks = capture_hooks(self.sites, _Batch(self, masks, documents).consume)
+        hooks = capture_hooks(self.model, self.sites, _Batch(self, masks, documents).consume)
         return [("hook_embed", masks.look), *hooks] if masks.looks_at_embeddings else hooks
 
     def read(

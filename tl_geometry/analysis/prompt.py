@@ -75,7 +75,9 @@ def prompt_contributions(
         found[site.layer] = matrix[0].cpu().numpy()
 
     with torch.no_grad():
-        model.run_with_hooks(tokens, return_type=None, fwd_hooks=capture_hooks(sites, consume))
+        model.run_with_hooks(
+            tokens, return_type=None, fwd_hooks=capture_hooks(model, sites, consume)
+        )
     missing = [site.layer for site in sites if site.layer not in found]
     if missing:
         raise RuntimeError(f"the attention hooks of the layers {missing} never fired")

@@ -89,10 +89,12 @@ def _wrong_shape(site: AttentionSite, base: Recording) -> str:
         and heads % site.n_kv_heads == 0
     )
     if not fits:
-        latent = (
-            "values come per query head, as in latent attention; " if v.shape[1] == heads else ""
-        )
-        return f"{shown} do not fit {site.n_heads} heads of {site.d_head}: {latent}{_LEAVE_OUT}"
+        what = ""
+        if v.shape[1] == heads != key:
+            what = "values come per query head, as in latent attention; "
+        elif batch != z.shape[0]:
+            what = "hook_pattern shows no attention weights (perhaps position biases); "
+        return f"{shown} do not fit {site.n_heads} heads of {site.d_head}: {what}{_LEAVE_OUT}"
     if not site.cross and query != key:
         return f"{key} keys for {query} queries: another stack or a cache is mixed in; {_LEAVE_OUT}"
     return ""

@@ -11,6 +11,7 @@ from tl_geometry.hooks.agreement import wide
 __all__ = ["apply_norm", "is_neutral"]
 
 
+@torch.no_grad()
 def apply_norm(
     norm: nn.Module, x: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
@@ -23,8 +24,7 @@ def apply_norm(
         scaled = _normalised(norm, wide(x)) * wide(norm.get_parameter("w"))
         return scaled + wide(norm.get_parameter("b")) if "b" in own else scaled
     inner = getattr(norm, "original_component", None)
-    with torch.no_grad():
-        result: Tensor = (inner if isinstance(inner, nn.Module) else norm)(x)
+    result: Tensor = (inner if isinstance(inner, nn.Module) else norm)(x)
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +29,8 @@ class Recording:
         """The hooks of attention that fired, first to last."""
         return tuple(kind for kind in self.values if kind in (*KINDS, "out"))
 
-    def keep(self, kind: str, value: object) -> None:
+    def keep(self, kind: str, value: Tensor) -> None:
         """Copy the first activation of a kind and count the others."""
-        if not isinstance(value, Tensor):
-            return
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self.values.setdefault(
             kind, value.detach().clone()
@@ -59,17 +57,39 @@ def record(
     forward fails.
     """
     recordings = [Recording() for _ in sites]
-    known = set(model.hook_dict)
-    hooks: list[tuple[str, Callable[..., Tensor | None]]] = []
-    for site, recording in zip(sites, recordings, strict=True):
-        for kind, name in _hook_names(site).items():
-            if name in known:
-                hooks.append((name, _hook(recording, kind, zero=kind == edit)))
+    targets = _targets(model, sites, recordings)
+
+    def wanted(name: str) -> bool:
+        return name in targets
+
+    def keep(value: object, hook: Any) -> Tensor | None:
+        if not isinstance(value, Tensor):
+            return None
+        found = targets.get(hook.name, [])
+        for recording, kind in found:
+            recording.keep(kind, value)
+        return torch.zeros_like(value) if edit in [kind for _, kind in found] else None
+
     args, kwargs = arguments
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A hook on .* returned a modified tensor")
-        model.run_with_hooks(*args, fwd_hooks=hooks, **kwargs)
+        # One filter instead of a name per hook: TransformerBridge collects all of its hooks anew
+        # for every entry of the list.
+        model.run_with_hooks(*args, fwd_hooks=[(wanted, keep)], **kwargs)
     return recordings
+
+
+def _targets(
+    model: Any, sites: Sequence[AttentionSite], recordings: Sequence[Recording]
+) -> dict[str, list[tuple[Recording, str]]]:
+    """What to record where, by the canonical names that hook points carry themselves."""
+    points = model.hook_dict
+    targets: dict[str, list[tuple[Recording, str]]] = {}
+    for site, recording in zip(sites, recordings, strict=True):
+        for kind, name in _hook_names(site).items():
+            if name in points:
+                targets.setdefault(points[name].name, []).append((recording, kind))
+    return targets
 
 
 def _hook_names(site: AttentionSite) -> dict[str, str]:
@@ -82,11 +102,3 @@ def _hook_names(site: AttentionSite) -> dict[str, str]:
         "projected": f"{site.name}.o.hook_out",  # TransformerBridge only: z W_O + b_O itself
     }
     return {**names, "out": site.out_hook} if site.out_hook is not None else names
-
-
-def _hook(recording: Recording, kind: str, *, zero: bool) -> Callable[..., Tensor | None]:
-    def keep(value: object, **_: object) -> Tensor | None:
-        recording.keep(kind, value)
-        return torch.zeros_like(value) if zero and isinstance(value, Tensor) else None
-
-    return keep

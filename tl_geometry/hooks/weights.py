@@ -67,9 +67,8 @@ def output_weights(module: nn.Module, n_heads: int) -> Float[Tensor, "head d_hea
     weight = getattr(inner, "weight", None)
     if not (isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()):
         return _property(module, "W_O")
-    flat = (
-        weight if type(inner).__name__ == "Conv1D" else weight.T
-    )  # Conv1D stores [in, out], Linear [out, in]
+    stored_in_out = type(inner).__name__ == "Conv1D"  # a Linear stores [out, in]
+    flat = (weight if stored_in_out else weight.T).detach()
     if flat.shape[0] % n_heads:
         raise ValueError(
             f"{type(module).__name__}: W_O has {flat.shape[0]} inputs for {n_heads} heads"

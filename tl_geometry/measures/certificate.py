@@ -21,7 +21,7 @@ from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.ranking import top_keys
 from tl_geometry.measures.regimes import Space
-from tl_geometry.measures.scaling import power_of_two, safe_norm
+from tl_geometry.measures.scaling import power_of_two, safe_norm, scale
 from tl_geometry.measures.separability import (
     TOP_N,
     checked_sizes,
@@ -30,7 +30,7 @@ from tl_geometry.measures.separability import (
     select_rows,
 )
 
-Range = tuple[float, float]
+Range = tuple[float | int, float | int]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def sink_aware_certificate(
     top_n: Sequence[int] | int = TOP_N,
     cosine: Range | None = None,
     sink_cosine: Range | None = None,
-    sink_norm_ratio: float | None = None,
+    sink_norm_ratio: float | int | None = None,
     space: Space = "head",
     queries: Literal["all", "last"] | int | Tensor = "all",
     available: Tensor | None = None,
@@ -124,7 +124,7 @@ def certify_rows(
     *,
     cosine: Range | None = None,
     sink_cosine: Range | None = None,
-    sink_norm_ratio: float | None = None,
+    sink_norm_ratio: float | int | None = None,
     space: Space = "head",
 ) -> Certificate:
     """Certificates of some rows of each document, a block of rows at a time."""
@@ -150,10 +150,12 @@ def certify_rows(
     return Certificate(*inversion_bounds(inversions, sizes), inversions, rows)
 
 
-def _lengths(geometry: AttentionGeometry, values: Tensor, sink_norm_ratio: float | None) -> Tensor:
+def _lengths(
+    geometry: AttentionGeometry, values: Tensor, sink_norm_ratio: float | int | None
+) -> Tensor:
     if sink_norm_ratio is None:
         lengths = safe_norm(values)
-        return torch.ldexp(lengths, -power_of_two(lengths, -1))
+        return scale(lengths, -power_of_two(lengths, -1))
     ones = torch.ones_like(values[..., 0])
     return torch.where(geometry.sinks, sink_norm_ratio, ones)
 

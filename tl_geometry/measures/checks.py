@@ -13,23 +13,42 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
+def check_axes(name: str, tensor: Tensor, axes: str) -> None:
+    """Refuse what is not a floating point tensor with these axes."""
+    if not tensor.is_floating_point():
+        raise TypeError(
+            f"{name} must be a floating point tensor ({axes}), got dtype {tensor.dtype}"
+        )
+    if tensor.ndim != len(axes.split()):
+        raise ValueError(f"{name} must have the axes {axes}, got shape {tuple(tensor.shape)}")
+
+
+def check_pattern(pattern: Tensor) -> None:
+    """Refuse what can't be an attention pattern."""
+    check_axes("pattern", pattern, "batch head query key")
+
+
+def check_norm_weight(norm_weight: Tensor | None, W_O: Tensor) -> None:
+    """Refuse a norm's scale that does not fit the output projection."""
+    if norm_weight is None:
+        raise ValueError(
+            'output="normed" needs norm_weight, the d_model scale of the norm after attention'
+        )
+    if tuple(norm_weight.shape) != (W_O.shape[2],):
+        raise ValueError(
+            f"norm_weight has shape {tuple(norm_weight.shape)}; it must be d_model ({W_O.shape[2]},), as W_O has it"
+        )
+
+
 def check_layer(pattern: Tensor, v: Tensor, W_O: Tensor) -> None:
     """Refuse tensors that can't be one attention layer, naming the argument and its shape."""
-    for name, tensor, axes in (
-        ("pattern", pattern, "batch head query key"),
-        ("v", v, "batch key kv_head d_head"),
-        ("W_O", W_O, "head d_head d_model"),
-    ):
-        if not tensor.is_floating_point():
-            raise TypeError(
-                f"{name} must be a floating point tensor ({axes}), got dtype {tensor.dtype}"
-            )
-        if tensor.ndim != len(axes.split()):
-            raise ValueError(f"{name} must have the axes {axes}, got shape {tuple(tensor.shape)}")
-        if tensor.device != pattern.device and name == "v":
-            raise ValueError(
-                f"v is on {v.device}, pattern on {pattern.device}: move them to one device"
-            )
+    check_pattern(pattern)
+    check_axes("v", v, "batch key kv_head d_head")
+    check_axes("W_O", W_O, "head d_head d_model")
+    if v.device != pattern.device:
+        raise ValueError(
+            f"v is on {v.device}, pattern on {pattern.device}: move them to one device"
+        )
     batch, n_head, _, n_key = pattern.shape
     if tuple(v.shape[:2]) != (batch, n_key):
         raise ValueError(

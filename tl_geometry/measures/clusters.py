@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.ranking import top_keys
 from tl_geometry.measures.regimes import Space
-from tl_geometry.measures.scaling import power_of_two
+from tl_geometry.measures.scaling import power_of_two, scale
 
 RankBy: TypeAlias = Literal["attention", "value_weighted", "random"]
 Distance: TypeAlias = Literal["euclidean", "cosine"]
@@ -74,7 +74,7 @@ def score_rows(
     # end.
     exponent = power_of_two(values, (-2, -1))
     exponent = torch.where(exponent.abs() > _ORDINARY, exponent, 0)
-    values = torch.ldexp(values, -exponent)
+    values = scale(values, -exponent)
     candidates = geometry.available
     if exclude_sink:
         candidates = candidates & ~geometry.sinks.unsqueeze(-2)
@@ -91,7 +91,7 @@ def score_rows(
         torch.cat(parts, 2) for parts in zip(*blocks, strict=True)
     )
     if distance == "euclidean":
-        margin = torch.ldexp(margin, exponent)
+        margin = scale(margin, exponent)
     return SeparabilityScores(precision, recall, f_score, margin, inversions, rows)
 
 
@@ -127,15 +127,15 @@ def _score(
         slack = (
             ULPS * torch.finfo(gap.dtype).eps * (1 if distance == "cosine" else offset + longest)
         )
-        selected = gap.gather(-1, order[..., :n]).sort(dim=-1).values
-        counts = _count(
-            gap,
-            order[..., :n],
-            selected,
-            slack if isinstance(slack, Tensor) else torch.full_like(offset, slack),
-        )
-        base = 1 if distance == "cosine" else offset
-        found.append(_rates(n, counts, base, distance, undefined=count <= size))
+        slack = slack if isinstance(slack, Tensor) else torch.full_like(offset, slack)
+        counts = _count(gap, order[..., :n], slack)
+        far, near = counts.farthest_selected, counts.nearest_other
+        if distance == "euclidean":
+            far, near = (
+                _distance(alpha, values, total, key)
+                for key in (counts.farthest_key, counts.nearest_key)
+            )
+        found.append(_rates(n, counts, near - far, undefined=count <= size))
     return tuple(torch.stack(parts, -1) for parts in zip(*found, strict=True))
 
 
@@ -150,20 +150,36 @@ def _order_of_distance(
     return along.mul_(-2).addcmul_(alpha, square).mul_(alpha)
 
 
+def _distance(
+    alpha: Float[Tensor, "batch head row key"],
+    values: Float[Tensor, "batch head key d"],
+    total: Float[Tensor, "batch head row d"],
+    key: Int[Tensor, "batch head row"],
+) -> Float[Tensor, "batch head row"]:
+    """|y - s| of one key per row, from the difference itself: exact also where it is small."""
+    chosen = values.gather(2, key.unsqueeze(-1).expand(*key.shape, values.shape[-1]))
+    y = alpha.gather(-1, key.unsqueeze(-1)) * chosen
+    return (y - total).square().sum(-1).sqrt()
+
+
 @dataclass(frozen=True)
 class _Counts:
     false_positives: Tensor
     false_negatives: Tensor
     inversions: Tensor
     farthest_selected: Tensor
+    farthest_key: Tensor
     nearest_other: Tensor
+    nearest_key: Tensor
     separated: Tensor
 
 
-def _count(gap: Tensor, order: Tensor, selected: Tensor, slack: Tensor) -> _Counts:
-    """Compare selected (sorted) with unselected distances; those within the slack are equal. Overwrites ``gap``."""
+def _count(gap: Tensor, order: Tensor, slack: Tensor) -> _Counts:
+    """Compare selected with unselected distances; those within the slack are equal. Overwrites ``gap``."""
+    selected, place = gap.gather(-1, order).sort(dim=-1)
     gap.scatter_(-1, order, torch.inf)
-    farthest, nearest = selected[..., -1], gap.amin(-1)
+    farthest = selected[..., -1]
+    nearest, nearest_key = gap.min(-1)
     reach = (selected + slack.unsqueeze(-1)).contiguous()
     # An unselected key is out of order with every selected one that reaches as far as it lies.
     before = torch.searchsorted(reach, gap)
@@ -173,7 +189,9 @@ def _count(gap: Tensor, order: Tensor, selected: Tensor, slack: Tensor) -> _Coun
         false_negatives=(reach >= nearest.unsqueeze(-1)).sum(-1),
         inversions=inversions,
         farthest_selected=farthest,
+        farthest_key=order.gather(-1, place[..., -1:]).squeeze(-1),
         nearest_other=nearest,
+        nearest_key=nearest_key,
         separated=nearest > reach[..., -1],
     )
 
@@ -181,8 +199,7 @@ def _count(gap: Tensor, order: Tensor, selected: Tensor, slack: Tensor) -> _Coun
 def _rates(
     n: int,
     counts: _Counts,
-    base: Tensor | int,
-    distance: Distance,
+    margin: Tensor,
     *,
     undefined: Bool[Tensor, "batch head row"],
 ) -> tuple[Tensor, ...]:
@@ -191,11 +208,8 @@ def _rates(
     recall = 1 - counts.false_negatives.to(dtype) / n
     total = precision + recall
     f_score = torch.where(recall > 0, 2 * precision * recall / total, 0)
-    far, near = (x + base for x in (counts.farthest_selected, counts.nearest_other))
-    if distance == "euclidean":
-        far, near = (x.clamp(min=0).sqrt() for x in (far, near))
-    margin = near - far
-    margin = torch.where(counts.separated, margin, margin.clamp(max=0))
+    tiny = torch.finfo(dtype).tiny
+    margin = torch.where(counts.separated, margin.clamp(min=tiny), margin.clamp(max=0))
     found = (precision, recall, f_score, margin, counts.inversions.to(dtype))
     return tuple(x.masked_fill(undefined, torch.nan) for x in found)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.layer import Output, ValueBias
+from tl_geometry.measures.scaling import scale
 
 Importance: TypeAlias = Literal[
     "attention", "value_weighted", "value_weighted_normalized", "contribution", "random"
@@ -175,11 +176,9 @@ def value_weighted_attention(
         norm_weight=norm_weight,
     )
     if normalized:
-        return geometry.pattern * (
-            geometry.key_norms(mode).unsqueeze(-2) / geometry.output_norms(mode).unsqueeze(-1)
-        )
+        return geometry.relative_lengths(mode)
     one_of("mode", mode, ("intra", "inter"))
-    weighted = geometry.pattern * torch.ldexp(
+    weighted = geometry.pattern * scale(
         geometry.value_norms, geometry.frame.exponent[:, None]
     ).unsqueeze(-2)
     return weighted.masked_fill(~geometry.rows.unsqueeze(-1), torch.nan)
@@ -219,8 +218,7 @@ def suppression(
         output=output,
         norm_weight=norm_weight,
     )
-    share = geometry.contribution_sums(mode).unsqueeze(-1)
-    return geometry.pattern * share - geometry.contributions(mode)
+    return geometry.suppression(mode)
 
 
 def importance(

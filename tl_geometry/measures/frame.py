@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.scaling import power_of_two
+from tl_geometry.measures.scaling import power_of_two, scale
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class OutputFrame:
         if norm_weight is not None:
             weight = weight * norm_weight.to(weight)
         exponent = power_of_two(weight, (-2, -1))
-        weight = torch.ldexp(weight, -exponent)
+        weight = scale(weight, -exponent)
         # Any orthonormal basis of the rows' span gives the same geometry, so it needs no gradient
         # of its own.
         with torch.no_grad():

@@ -12,13 +12,13 @@ from typing import Literal, TypeAlias
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.layer import AttentionLayer
-from tl_geometry.measures.scaling import over_square, safe_norm
+from tl_geometry.measures.scaling import over_square, safe_norm, scale
 
 Mode: TypeAlias = Literal["intra", "inter"]
 
@@ -36,9 +36,6 @@ class AttentionGeometry(AttentionLayer):
 
     Takes what :class:`tl_geometry.measures.layer.AttentionLayer` takes.
     """
-
-    # -- vectors -----------------------------------------------------------------------------------
-    # ---------------
 
     @cached_property
     def frame(self) -> OutputFrame:
@@ -87,9 +84,7 @@ class AttentionGeometry(AttentionLayer):
         """sum_j alpha_j |v_j W_O|: the output's length if nothing cancelled, in units of the head's frame."""
         return torch.einsum("bhqk,bhk->bhq", self.pattern, self.value_norms)
 
-    # -- the direction that counts
-    # ---------------------------------------------------------------------------------- Intra mode
-    # works in each head's frame; inter mode in value space, in units of the layer's largest frame.
+    # Intra mode works in each head's frame; inter mode in value space, in units of the layer's largest frame.
 
     @cached_property
     def _head_units(self) -> Float[Tensor, " head"]:
@@ -102,7 +97,7 @@ class AttentionGeometry(AttentionLayer):
         weight = self.W_O.to(self.pattern.device, self.dtype)
         if self._norm_weight is not None:
             weight = weight * self._norm_weight.to(weight)
-        return torch.ldexp(weight, -self.frame.exponent.max())
+        return scale(weight, -self.frame.exponent.max())
 
     @cached_property
     def layer_output(self) -> Float[Tensor, "batch query d_model"]:
@@ -119,26 +114,34 @@ class AttentionGeometry(AttentionLayer):
 
     def output_norms(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """|o| per row; NaN where undefined."""
-        return self._direction(mode)[1]
+        _, norm, defined = self._direction(mode)
+        return norm.masked_fill(~defined, torch.nan)
+
+    def defined(self, mode: Mode) -> Bool[Tensor, "batch head query"]:
+        """Real rows whose output has not cancelled to rounding error."""
+        return self._direction(mode)[2]
 
     def dual(self, mode: Mode) -> Float[Tensor, "batch head query any"]:
         """Vectors w with ``c_ij = alpha_ij <w_i, key_j>``: the output over its squared length; NaN where undefined."""
-        return self._direction(mode)[0]
+        dual, _, defined = self._direction(mode)
+        return dual.masked_fill(~defined.unsqueeze(-1), torch.nan)
 
-    def _direction(self, mode: Mode) -> tuple[Tensor, Tensor]:
+    def _direction(self, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
+        """The vectors of :meth:`dual` and |o|, finite everywhere, and the rows that are defined.
+
+        What is differentiable multiplies these finite vectors and puts NaN into its result: a NaN that takes part in a
+        product would spread to the gradients of other rows.
+        """
         one_of("mode", mode, ("intra", "inter"))
         return self._intra if mode == "intra" else self._inter
 
     @cached_property
-    def _intra(self) -> tuple[Tensor, Tensor]:
+    def _intra(self) -> tuple[Tensor, Tensor, Tensor]:
         dual, norm = over_square(self.outputs)
-        defined = self.rows & (norm > UNDEFINED_BELOW * self.gross)
-        return dual.masked_fill(~defined[..., None], torch.nan), norm.masked_fill(
-            ~defined, torch.nan
-        )
+        return dual, norm, self.rows & (norm > UNDEFINED_BELOW * self.gross)
 
     @cached_property
-    def _inter(self) -> tuple[Tensor, Tensor]:
+    def _inter(self) -> tuple[Tensor, Tensor, Tensor]:
         direction, norm = over_square(self.layer_output)
         gross = torch.einsum("bhq,h->bq", self.gross, self._head_units)
         defined = (self.rows.any(1) & (norm > UNDEFINED_BELOW * gross))[:, None] & self.rows
@@ -146,17 +149,22 @@ class AttentionGeometry(AttentionLayer):
         dual = rearrange(
             along, "batch query (head d_head) -> batch head query d_head", head=self.n_heads
         )
-        norms = norm[:, None].expand(-1, self.n_heads, -1)
-        return dual.masked_fill(~defined[..., None], torch.nan), norms.masked_fill(
-            ~defined, torch.nan
+        return (
+            dual,
+            norm[:, None].expand(-1, self.n_heads, -1),
+            defined.expand(-1, self.n_heads, -1),
         )
 
     def contributions(
         self, mode: Mode, rows: slice = slice(None)
     ) -> Float[Tensor, "batch head query key"]:
         """Contribution weights of some rows; a new tensor each time."""
-        scores = self.dual(mode)[:, :, rows] @ self.keys(mode).transpose(-1, -2)
-        return scores * self.pattern[:, :, rows]
+        dual, _, defined = self._direction(mode)
+        scores = dual[:, :, rows] @ self.keys(mode).transpose(-1, -2)
+        undefined = ~defined[:, :, rows].unsqueeze(-1)
+        if scores.requires_grad or self.pattern.requires_grad:
+            return (scores * self.pattern[:, :, rows]).masked_fill(undefined, torch.nan)
+        return scores.mul_(self.pattern[:, :, rows]).masked_fill_(undefined, torch.nan)
 
     def sink_contributions(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """Contribution of the sinks together, per row, without computing the other keys."""
@@ -165,8 +173,23 @@ class AttentionGeometry(AttentionLayer):
 
     def contribution_sums(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """sum_k c_ik over the keys of each head: 1 in intra mode, the head's share of the output in inter mode."""
+        dual, _, defined = self._direction(mode)
         mixed = self.outputs if mode == "intra" else self.z
-        return (self.dual(mode) * mixed).sum(-1)
+        return (dual * mixed).sum(-1).masked_fill(~defined, torch.nan)
+
+    def suppression(self, mode: Mode) -> Float[Tensor, "batch head query key"]:
+        """alpha_ij sum_k c_ik - c_ij."""
+        dual, _, defined = self._direction(mode)
+        mixed = self.outputs if mode == "intra" else self.z
+        scores = dual @ self.keys(mode).transpose(-1, -2)
+        share = (dual * mixed).sum(-1, keepdim=True)
+        return (self.pattern * (share - scores)).masked_fill(~defined.unsqueeze(-1), torch.nan)
+
+    def relative_lengths(self, mode: Mode) -> Float[Tensor, "batch head query key"]:
+        """alpha_ij |v_j W_O| / |o_i|."""
+        _, norm, defined = self._direction(mode)
+        relative = self.key_norms(mode).unsqueeze(-2) / torch.where(defined, norm, 1).unsqueeze(-1)
+        return (self.pattern * relative).masked_fill(~defined.unsqueeze(-1), torch.nan)
 
     def factors(
         self, mode: Mode, rows: Int[Tensor, "batch row"] | None = None
@@ -176,14 +199,17 @@ class AttentionGeometry(AttentionLayer):
         Float[Tensor, "batch head row key"],
     ]:
         """Attention, relative norm |v_j W_O| / |o_i| and cosine of some rows; their product is the contribution."""
-        pattern, dual, norms = self.pattern, self.dual(mode), self.key_norms(mode)
-        output_norms = self.output_norms(mode).unsqueeze(-1)
+        dual, output_norms, defined = self._direction(mode)
+        pattern, norms = self.pattern, self.key_norms(mode)
+        output_norms, defined = (x.unsqueeze(-1) for x in (output_norms, defined))
         if rows is not None:
-            pattern, dual, output_norms = (
-                self.take_rows(x, rows) for x in (pattern, dual, output_norms)
+            pattern, dual, output_norms, defined = (
+                self.take_rows(x, rows) for x in (pattern, dual, output_norms, defined)
             )
+        output_norms = torch.where(defined, output_norms, 1)
         # Both vectors enter the cosine at length one, so that no product over- or underflows.
         unit_values = self.keys(mode) / torch.where(norms == 0, 1, norms).unsqueeze(-1)
         cosine = ((dual * output_norms) @ unit_values.transpose(-1, -2)).clamp(-1, 1)
-        attention = pattern.masked_fill(output_norms.isnan(), torch.nan)
-        return attention, norms.unsqueeze(-2) / output_norms, cosine
+        found = (pattern, norms.unsqueeze(-2) / output_norms, cosine)
+        attention, relative_norm, cosine = (x.masked_fill(~defined, torch.nan) for x in found)
+        return attention, relative_norm, cosine

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_layer, kv_bias, one_of
+from tl_geometry.measures.checks import check_layer, check_norm_weight, kv_bias, one_of
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.masks import SinkRule, resolve_available, resolve_sinks
 from tl_geometry.measures.scaling import work_dtype
@@ -72,14 +72,15 @@ class AttentionLayer:
         if available is not None and not masked:
             self.pattern = self.pattern.masked_fill(~self.available, 0)
         self.v = v.to(self.dtype)
+        if available is not None:  # whatever stands at padding, NaN included, takes part in nothing
+            seen = self.available.any(-2).any(1)
+            self.v = self.v.masked_fill(~seen[..., None, None], 0)
         if value_bias == "remove":
             bias = kv_bias(b_V, v, W_O)
             self.v = self.v - bias
             z = None if z is None or z.dtype != self.dtype else z - self._mixed_bias(bias)
-        if output == "normed" and norm_weight is None:
-            raise ValueError(
-                'output="normed" needs norm_weight, the d_model scale of the norm after attention'
-            )
+        if output == "normed":
+            check_norm_weight(norm_weight, W_O)
         self.W_O = W_O
         self.cross = cross or pattern.shape[2] != pattern.shape[3]
         self.layer = layer
@@ -94,9 +95,6 @@ class AttentionLayer:
     ) -> Float[Tensor, "batch query head d_head"]:
         per_head = bias.repeat_interleave(self.n_heads // bias.shape[0], 0)
         return self.pattern.sum(-1).transpose(1, 2)[..., None] * per_head
-
-    # -- shapes ------------------------------------------------------------------------------------
-    # ---------------
 
     @property
     def n_heads(self) -> int:
@@ -117,9 +115,6 @@ class AttentionLayer:
         """Repeat a kv-head axis for the query heads that read it."""
         group = self.n_heads // x.shape[dim]
         return x if group == 1 else x.repeat_interleave(group, dim)
-
-    # -- rows and sinks
-    # -------------------------------------------------------------------------------------------
 
     @cached_property
     def rows(self) -> Bool[Tensor, "batch head_or_1 query"]:

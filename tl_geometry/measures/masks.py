@@ -106,7 +106,7 @@ def resolve_sinks(
     sink: SinkRule,
     available: Bool[Tensor, "batch head_or_1 query key"],
     pattern: Float[Tensor, "batch head query key"],
-) -> Bool[Tensor, "batch head_or_1 key"]:
+) -> Bool[Tensor, "batch sink_head key"]:
     """Mark the sink keys of each row of the batch.
 
     ``"first"`` is the first real token of each row; an int ``k`` (or several) the row's ``k``-th
@@ -124,7 +124,8 @@ def resolve_sinks(
         if sink == "first":
             return _nth_real(real, (0,))
         if sink == "auto":
-            received, later = received_attention(pattern, available)
+            wide = pattern if pattern.dtype == torch.float64 else pattern.float()
+            received, later = received_attention(wide, available)
             return (received > AUTO_EPSILON) & (later >= AUTO_MIN_LATER_QUERIES)
         raise ValueError(
             f'sink must be "first", "auto", an int, ints or a bool tensor, got {sink!r}'
@@ -172,7 +173,7 @@ def received_attention(
     Source: Gu et al., arXiv 2410.10781. Keys that no query can see get NaN.
     """
     seen_by = available.sum(dim=-2)
-    total = (pattern * available).sum(dim=-2)
+    total = torch.where(available, pattern, 0).sum(dim=-2)
     received = torch.where(seen_by > 0, total / seen_by.clamp(min=1), torch.nan)
     if available.shape[-1] == available.shape[-2]:
         seen_by = seen_by - available.diagonal(dim1=-2, dim2=-1).long()

@@ -23,6 +23,6 @@ def top_keys(
         return ranked.indices[..., :n]
     # The bits of a non-negative float32 are ordered as the number is. With the key behind them
     # every entry is different, so that topk, which breaks ties as it likes, has none to break.
-    bits = scores.contiguous().view(torch.int32).long() << 31
+    bits = (scores + 0.0).contiguous().view(torch.int32).long() << 31  # + 0.0: no negative zero
     last_first = torch.arange(n_key - 1, -1, -1, device=scores.device)
     return torch.where(keep, bits | last_first, -1).topk(n, dim=-1).indices

@@ -21,7 +21,7 @@ from torch import Tensor
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.scaling import power_of_two
+from tl_geometry.measures.scaling import power_of_two, scale
 
 Space: TypeAlias = Literal["head", "model"]
 Queries: TypeAlias = Literal["all", "last"]
@@ -156,7 +156,7 @@ def winner_positions(
     norms = (geometry.raw_value_norms if space == "head" else geometry.value_norms).unsqueeze(-2)
     # Only the order within a head counts: a power of two, which is exact, keeps small products from
     # underflowing to ties.
-    norms = torch.ldexp(norms, -power_of_two(norms, -1))
+    norms = scale(norms, -power_of_two(norms, -1))
     best, position = [], []
     for rows in geometry.blocks():
         block = (geometry.pattern[:, :, rows] * norms).max(dim=-1)

@@ -19,22 +19,26 @@ def power_of_two(x: Tensor, dim: int | tuple[int, ...]) -> Int[Tensor, "..."]:
     return torch.where(torch.isfinite(peak), exponent, 0).clamp(-126, 126)
 
 
+def scale(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Multiply by 2^exponent, exactly (``torch.ldexp`` does the same but loses the gradient)."""
+    return x * torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent)
+
+
 def safe_norm(x: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
     """Euclidean length whose squares neither overflow nor underflow."""
     exponent = power_of_two(x, -1)
-    scaled = torch.ldexp(x, -exponent)
-    square = scaled.square().sum(-1)
+    square = scale(x, -exponent).square().sum(-1)
     positive = square > 0
     root = torch.where(positive, square, 1).sqrt()  # a zero vector has length 0 and no NaN gradient
-    return torch.where(positive, torch.ldexp(root, exponent.squeeze(-1)), 0)
+    return torch.where(positive, scale(root, exponent.squeeze(-1)), 0)
 
 
 def over_square(x: Float[Tensor, "... d"]) -> tuple[Float[Tensor, "... d"], Float[Tensor, "..."]]:
-    """X / |x|^2 and |x|, computed at a scale of order one; 0 / 0 gives NaN in the first only."""
+    """The vectors x / |x|^2 and lengths |x|, computed at a scale of order one; a zero vector gives zeros."""
     exponent = power_of_two(x, -1)
-    scaled = torch.ldexp(x, -exponent)
+    scaled = scale(x, -exponent)
     square = scaled.square().sum(-1, keepdim=True)
     zero = square == 0
     safe = torch.where(zero, 1, square)
-    norm = torch.where(zero, 0, torch.ldexp(safe.sqrt(), exponent))
-    return torch.ldexp(scaled / safe, -exponent), norm.squeeze(-1)
+    norm = torch.where(zero, 0, scale(safe.sqrt(), exponent))
+    return scale(scaled / safe, -exponent), norm.squeeze(-1)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.measures.checks import check_pattern
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import ValueBias
 from tl_geometry.measures.masks import (
@@ -23,7 +24,7 @@ from tl_geometry.measures.masks import (
     resolve_sinks,
 )
 from tl_geometry.measures.ranks import spearman
-from tl_geometry.measures.scaling import safe_norm
+from tl_geometry.measures.scaling import safe_norm, scale
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,17 @@ def sink_rate(
     Raises:
         ValueError: a mask of another shape, or a sink outside the sequence.
     """
+    check_pattern(pattern)
     keep = resolve_available(pattern, available)
     sinks = resolve_sinks(sink, keep, pattern)
     seen = keep & sinks.unsqueeze(-2)
     wide = pattern if pattern.dtype == torch.float64 else pattern.float()
-    return (wide * seen).sum(-1).masked_fill(~seen.any(-1), torch.nan)
+    return torch.where(seen, wide, 0).sum(-1).masked_fill(~seen.any(-1), torch.nan)
 
 
 def sink_metric(
     pattern: Float[Tensor, "batch head query key"],
-    epsilon: float = 0.3,
+    epsilon: float | int = 0.3,
     *,
     available: Tensor | None = None,
 ) -> Float[Tensor, "batch head key"]:
@@ -106,6 +108,7 @@ def sink_metric(
     Raises:
         ValueError: epsilon outside [0, 1].
     """
+    check_pattern(pattern)
     if not 0 <= epsilon <= 1:
         raise ValueError(
             f"epsilon is a share of attention, so it must lie in [0, 1], got {epsilon}"
@@ -124,6 +127,7 @@ def sink_geometry(
     sink: SinkRule = "first",
     value_bias: ValueBias = "as_hooked",
     b_V: Float[Tensor, "any_head d_head"] | None = None,
+    cross: bool = False,
 ) -> SinkGeometry:
     """Compare the sink's values with all others: lengths, angles, and what drives their contributions.
 
@@ -136,7 +140,14 @@ def sink_geometry(
         ValueError: shapes that do not fit, or a sink outside the sequence.
     """
     geometry = AttentionGeometry(
-        pattern, v, W_O, available=available, sink=sink, value_bias=value_bias, b_V=b_V
+        pattern,
+        v,
+        W_O,
+        available=available,
+        sink=sink,
+        value_bias=value_bias,
+        b_V=b_V,
+        cross=cross,
     )
     return SinkGeometry(
         **value_geometry(geometry),
@@ -166,8 +177,8 @@ def value_geometry(geometry: AttentionGeometry) -> dict[str, Float[Tensor, "batc
         if suffix:
             exponent = geometry.frame.exponent
             sink_norm, other_norm = (
-                torch.ldexp(sink_norm, exponent),
-                torch.ldexp(other_norm, exponent),
+                scale(sink_norm, exponent),
+                scale(other_norm, exponent),
             )
         found[f"sink_norm{suffix}"] = sink_norm
         found[f"other_norm{suffix}"] = other_norm

@@ -10,7 +10,8 @@ import xarray as xr
 
 from tl_geometry.views import results
 from tl_geometry.views.maps import CW, nice_limit
-from tl_geometry.views.page import Figure, rounded, visible
+from tl_geometry.views.page import rounded, visible
+from tl_geometry.views.parts import Figure
 from tl_geometry.views.results import Values, number
 
 MAX_TOKENS = 64  # CircuitsVis draws a cell in about 75 microseconds

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import figures, results
-from tl_geometry.views.maps import MAPS, TS, coloured
-from tl_geometry.views.page import Figure
-from tl_geometry.views.results import number
+from tl_geometry.views.maps import MAPS, TS, HeadMap, coloured
+from tl_geometry.views.parts import Choice, Figure
+from tl_geometry.views.results import Values, number
 
 _REGIME_READING = (
     "The colour of a head is the token that most often carries its largest weighted value "
@@ -25,7 +26,7 @@ def regime_drawing(ds: xr.Dataset) -> Figure:
     figure = figures.regime_map(ds)
     labels = results.regimes(ds)
     counts = ", ".join(f"{int((labels == r).sum())} {r}" for r in results.REGIMES)
-    return _drawing(
+    return drawing(
         "map-regime",
         figure,
         title="Regime of every head",
@@ -38,10 +39,15 @@ def regime_drawing(ds: xr.Dataset) -> Figure:
 
 def map_drawing(ds: xr.Dataset, variable: str) -> Figure:
     """The map of one variable with its words."""
-    figure = figures.head_map(ds, variable)
-    spec, grid = MAPS[variable], results.values(ds, variable)
+    return value_drawing(
+        ds, figures.head_map(ds, variable), MAPS[variable], results.values(ds, variable)
+    )
+
+
+def value_drawing(ds: xr.Dataset, figure: go.Figure, spec: HeadMap, grid: Values) -> Figure:
+    """The map of any values per layer and head with its words."""
     finite = grid[np.isfinite(grid)]
-    label = f"Map of {spec.title.lower()}, {_size(ds)}"
+    label = f"Map “{spec.title}”, {_size(ds)}"
     if finite.size:
         low, middle, high = (spec.text(float(x)) for x in np.percentile(finite, [0, 50, 100]))
         label += f": {spec.quantity} from {low} to {high}, median {middle}"
@@ -49,8 +55,8 @@ def map_drawing(ds: xr.Dataset, variable: str) -> Figure:
     if capped := coloured(spec, grid).capped:
         heads = "1 head lies" if capped == 1 else f"{capped} heads lie"
         notes.append(f"{heads} beyond the ends of the colour scale; the hover has the value.")
-    return _drawing(
-        f"map-{variable}",
+    return drawing(
+        f"map-{spec.variable}",
         figure,
         title=spec.title,
         label=label,
@@ -60,7 +66,7 @@ def map_drawing(ds: xr.Dataset, variable: str) -> Figure:
     )
 
 
-def _drawing(
+def drawing(
     figure_id: str,
     figure: go.Figure,
     *,
@@ -68,8 +74,11 @@ def _drawing(
     label: str,
     reading: str,
     source: str,
-    notes: list[str],
+    notes: Sequence[str] = (),
+    choices: Sequence[Choice] = (),
+    choice_of: str = "",
 ) -> Figure:
+    """A plotly figure as a part of a page."""
     data = json.loads(str(figure.to_json()))
     layout = data["layout"]
     width, height = int(layout.pop("width")), int(layout["height"])
@@ -87,6 +96,8 @@ def _drawing(
         reading=reading,
         source=source,
         notes=notes,
+        choices=choices,
+        choice_of=choice_of,
     )
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_geometry.views import results
+from tl_geometry.views import results, style
 from tl_geometry.views.maps import MAPS, HeadMap, coloured
-from tl_geometry.views.page import rounded, visible
+from tl_geometry.views.page import rounded
 from tl_geometry.views.results import Values, number
-
-# Three lightnesses as well as three hues: told apart without colour vision and in grey print.
-REGIME_COLOURS = {"retriever": "#17366b", "mixer": "#e08a1e", "reset": "#a9d0c4"}
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-INK = "#22262b"
+from tl_geometry.views.style import REGIME_COLOURS
 
 
 def regime_map(ds: xr.Dataset) -> go.Figure:
@@ -72,8 +67,11 @@ def head_map(ds: xr.Dataset, variable: str) -> go.Figure:
     if variable not in MAPS:
         raise ValueError(f"variable={variable!r} has no map; there are maps of {sorted(MAPS)}")
     _require(ds, variable)
-    spec = MAPS[variable]
-    grid = results.values(ds, variable)
+    return value_map(ds, MAPS[variable], results.values(ds, variable), errors_of(ds, variable))
+
+
+def value_map(ds: xr.Dataset, spec: HeadMap, grid: Values, errors: Values) -> go.Figure:
+    """A map of any values per layer and head of `ds`, with their standard errors in the hover."""
     colours = coloured(spec, grid)
     bar = {
         "title": {"text": colours.title, "side": "right", "font": {"size": 12}},
@@ -90,7 +88,15 @@ def head_map(ds: xr.Dataset, variable: str) -> go.Figure:
         colorscale=colours.scale,
         colorbar=bar,
     )
-    return _map_figure(ds, heat, _value_hover(ds, spec, grid), spec.title)
+    return _map_figure(ds, heat, _value_hover(ds, spec, grid, errors), spec.title)
+
+
+def errors_of(ds: xr.Dataset, variable: str) -> Values:
+    """Standard errors of a variable, NaN where the run has none."""
+    name = f"{variable}_se"
+    if results.measured(ds, name):
+        return results.values(ds, name)
+    return np.full((ds.sizes["layer"], ds.sizes["head"]), np.nan)
 
 
 def sink_rate_map(ds: xr.Dataset) -> go.Figure:
@@ -119,15 +125,7 @@ def _require(ds: xr.Dataset, variable: str) -> None:
         raise ValueError(f"ds holds no {variable!r} per layer and head; it holds {held}")
 
 
-def _text(text: str) -> str:
-    """Text for plotly, which reads a few HTML tags and entities in its labels."""
-    return html.escape(visible(text))
-
-
-def _value_hover(ds: xr.Dataset, spec: HeadMap, grid: Values) -> list[list[str]]:
-    name = f"{spec.variable}_se"
-    errors = results.values(ds, name) if results.measured(ds, name) else np.full(grid.shape, np.nan)
-
+def _value_hover(ds: xr.Dataset, spec: HeadMap, grid: Values, errors: Values) -> list[list[str]]:
     def cell(i: int, j: int) -> str:
         if not np.isfinite(grid[i, j]):
             return "not available"
@@ -163,7 +161,7 @@ def _regime_hover(ds: xr.Dataset, labels: Values) -> list[list[str]]:
 def _hover(ds: xr.Dataset, cell: Callable[[int, int], str]) -> list[list[str]]:
     names = results.head_names(ds)
     return [
-        [f"{_text(name)}: {cell(i, j)}" for j, name in enumerate(row)]
+        [f"{style.text(name)}: {cell(i, j)}" for j, name in enumerate(row)]
         for i, row in enumerate(names)
     ]
 
@@ -176,39 +174,10 @@ def _map_figure(ds: xr.Dataset, heat: go.Heatmap, hover: list[list[str]], title:
     plot_height = max(150, min(22, max(9, 528 // len(layers))) * len(layers))
     cell_width = min(30, max(11, 700 // len(heads)))
     widest = max(len(label) for label in layers)
+    width = max(340, 170 + min(7 * widest, 190) + cell_width * len(heads))
     figure.update_layout(
-        template="none",
-        title={"text": _text(title), "x": 0, "xref": "paper", "font": {"size": 16}},
-        width=max(340, 170 + min(7 * widest, 190) + cell_width * len(heads)),
-        height=100 + plot_height,
-        font={"family": FONT, "size": 13, "color": INK},
-        hoverlabel={"align": "left", "font": {"family": FONT, "size": 13}},
-        margin={"l": 56, "r": 16, "t": 48, "b": 52},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="#ffffff",
-        xaxis=_axis("head", heads, most=16),
-        yaxis=_axis("layer", layers, most=24) | {"autorange": "reversed"},
+        style.layout(title, width=width, height=100 + plot_height),
+        xaxis=style.thinned("head", heads, most=16),
+        yaxis=style.thinned("layer", layers, most=24) | {"autorange": "reversed"},
     )
     return figure
-
-
-def _axis(title: str, labels: list[str], most: int) -> dict[str, object]:
-    step = -(-len(labels) // most)
-    shown = range(0, len(labels), step)
-    return {
-        "title": {"text": title, "standoff": 8},
-        "tickvals": list(shown),
-        "ticktext": [_text(_short(labels[i])) for i in shown],
-        "automargin": True,
-        "showgrid": False,
-        "zeroline": False,
-        "showline": True,
-        "mirror": True,
-        "linecolor": "#c9ced6",
-        "ticks": "",
-        "fixedrange": True,
-    }
-
-
-def _short(label: str, most: int = 30) -> str:
-    return label if len(label) <= most else f"…{label[1 - most :]}"

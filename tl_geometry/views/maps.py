@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -41,6 +41,10 @@ class HeadMap:
     text: Callable[[float], str]
     reading: str
     source: str
+
+    def at(self, size: int) -> HeadMap:
+        """The same map at one N, which its title names."""
+        return replace(self, title=f"{self.title}, N = {size}")
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,28 @@ _ALL = (
     ),
 )
 MAPS = {spec.variable: spec for spec in _ALL}
+
+# Maps at a chosen N.
+F_SCORE = HeadMap(
+    "f_score",
+    "F of the most attended tokens",
+    "F",
+    "share",
+    number,
+    "1 (darkest): the N most attended tokens of a query always form a cluster of their own; 0: "
+    "none of them is nearer to their sum than the nearest other token.",
+    TS,
+)
+F_GAIN = HeadMap(
+    "f_gain",
+    "F above the random control",
+    "F − control",
+    "signed",
+    number,
+    "What selecting by attention adds to the F of as many random tokens. Blue: more separable than "
+    "chance; brown: less.",
+    TS,
+)
 
 
 def coloured(spec: HeadMap, grid: Values) -> Colours:

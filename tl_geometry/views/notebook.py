@@ -32,6 +32,27 @@ def regimes(ds: xr.Dataset) -> View:
     return View(html, height=figure.height + 200)
 
 
+def separability(ds: xr.Dataset) -> View:
+    """Separability of what the heads select: findings, curves, layers, maps, tables.
+
+    Example:
+        >>> tlg.views.separability(ds)  # doctest: +SKIP
+        >>> tlg.views.separability(ds).save_html("separability.html")  # doctest: +SKIP
+
+    F_N of the N most attended tokens (Mudarisov et al., arXiv 2602.01893), in [0, 1].
+
+    Raises:
+        ValueError: when `ds` holds no `f_score` per layer, head and top_n.
+    """
+    from tl_geometry.views.curves import require
+    from tl_geometry.views.separable import section
+
+    require(ds)
+    shown = section(ds)
+    html = render("separability.html.j2", shown.figures, title=shown.title, section=shown)
+    return View(html, height=900)
+
+
 def contributions(
     model: Any,
     text: str,

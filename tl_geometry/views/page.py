@@ -10,8 +10,8 @@ import math
 import os
 import unicodedata
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,40 +19,13 @@ import jinja2
 import numpy.typing as npt
 from markupsafe import Markup
 
+from tl_geometry.views.parts import Figure
+
 Library = Literal["plotly", "circuitsvis"]
 TEMPLATES = Path(__file__).parent / "templates"
 _READABLE_CONTROLS = {"\n": "⏎", "\t": "⇥"}
 # Control, format (bidirectional marks), surrogate, and the separators that break lines.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One drawing of a page: what draws it, its data, and the words that go with it.
-
-    Args:
-        id: Unique within the page.
-        kind: The function of `page.js` that draws it.
-        data: JSON-able; NaN must be None.
-        title: Heading above the drawing.
-        label: The drawing in words, for readers who cannot see it.
-        height: Reserved height in pixels.
-        width: Greatest width in pixels, None for the whole column.
-        reading: How to read it, one or two sentences.
-        source: The paper that defines what is drawn.
-        notes: Remarks about this run: missing cells, capped colours.
-    """
-
-    id: str
-    kind: Literal["plotly", "heads"]
-    data: Mapping[str, Any]
-    title: str
-    label: str
-    height: int
-    width: int | None = None
-    reading: str = ""
-    source: str = ""
-    notes: Sequence[str] = field(default=())
 
 
 @dataclass(frozen=True, eq=False)

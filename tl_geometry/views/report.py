@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from tl_geometry.views import attention, provenance, results
+from tl_geometry.views import attention, averages, provenance, results
 from tl_geometry.views.maps import MAPS
-from tl_geometry.views.page import Figure, render, write_atomic
+from tl_geometry.views.page import render, write_atomic
+from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.sentences import summary_sentences
-from tl_geometry.views.summary import Table, headline_tables
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the report.
-
-    Args:
-        id: Anchor.
-        title: Heading.
-        introduction: A sentence or two in front.
-        figures: Drawings, side by side where there is room.
-        table: A table after them.
-    """
-
-    id: str
-    title: str
-    introduction: str
-    figures: tuple[Figure, ...]
-    table: Table | None
-
+from tl_geometry.views.summary import headline_tables
 
 # id, title, introduction, maps, table
 _PLAN = (
@@ -113,8 +93,13 @@ def _sections(ds: xr.Dataset) -> list[Section]:
     sections = []
     for section_id, title, introduction, maps, table in _PLAN:
         figures = tuple(_figure(ds, name) for name in maps if results.measured(ds, name))
-        if figures or table in tables:
-            sections.append(Section(section_id, title, introduction, figures, tables.get(table)))
+        found = (tables[table],) if table in tables else ()
+        if figures or found:
+            sections.append(Section(section_id, title, introduction, figures, found))
+    if averages.separability_measured(ds):
+        from tl_geometry.views.separable import section
+
+        sections.append(section(ds))
     return sections
 
 
@@ -129,6 +114,8 @@ def _missing(ds: xr.Dataset, has_example: bool) -> list[str]:
     missing = [
         f"{title} ({name})" for name, title in titles.items() if not results.measured(ds, name)
     ]
+    if not averages.separability_measured(ds):
+        missing.append("Separability (f_score)")
     if not has_example:
         missing.append("An example text (analyze with keep_examples=1)")
     return missing

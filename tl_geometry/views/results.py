@@ -31,7 +31,7 @@ def check_result(ds: xr.Dataset) -> None:
 
 def measured(ds: xr.Dataset, *names: str) -> bool:
     """Whether the run holds all these variables, one value per layer and head."""
-    return all(name in ds and {"layer", "head"} <= set(ds[name].dims) for name in names)
+    return all(name in ds and set(ds[name].dims) == {"layer", "head"} for name in names)
 
 
 def values(ds: xr.Dataset, name: str) -> Values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from tl_geometry.views import results
+from tl_geometry.views import averages, results
 from tl_geometry.views.results import number, significant
 
 CLOSE_CALL = 0.05
@@ -23,7 +23,7 @@ def summary_sentences(ds: xr.Dataset) -> list[str]:
         ValueError: when `ds` has no layers or no heads.
     """
     results.check_result(ds)
-    parts = (_regimes, _sink_rate, _sink_metric, _sink_values, _sink_effect, _distance)
+    parts = (_regimes, _sink_rate, _sink_metric, _sink_values, _sink_effect, _distance, _f_score)
     return [sentence for part in parts if (sentence := part(ds))]
 
 
@@ -119,6 +119,24 @@ def _distance(ds: xr.Dataset) -> str:
         f"Contribution weights and attention differ by {number(float(np.median(found)))} in the "
         f"median head (half the summed absolute difference; 0 where they agree) and most in "
         f"{results.head_names(ds)[i][j]} ({number(distances[i, j])})."
+    )
+
+
+def _f_score(ds: xr.Dataset) -> str:
+    names = ("f_score", "f_score_random")
+    if not averages.separability_measured(ds, *names) or not averages.compared(ds):
+        return ""
+    place = averages.nearest_size(ds)
+    usual, control = (averages.quantity(ds, name).value[:, :, place] for name in names)
+    both = np.isfinite(usual) & np.isfinite(control)
+    if not both.any():
+        return ""
+    more = int((usual[both] > control[both]).sum())
+    return (
+        f"The {averages.sizes(ds)[place]} most attended tokens form a cluster of their own with "
+        f"F = {number(float(usual[both].mean()))} in the mean over heads (1 is perfect), as many "
+        f"random tokens with {number(float(control[both].mean()))}; F is above that control in "
+        f"{more} of {_count(int(both.sum()))}."
     )
 
 

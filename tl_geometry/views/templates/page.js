@@ -73,14 +73,27 @@
     observer.unobserve(node);
     try {
       node.replaceChildren();
-      const data = JSON.parse(document.getElementById(`${node.id}-data`).textContent);
-      draw[node.dataset.kind](node, data);
+      draw[node.dataset.kind](node, dataOf(`${node.id}-data`));
       node.dataset.drawn = "yes";
     } catch (error) {
       node.replaceChildren();
       element(node, "p", "failed", `This figure could not be drawn: ${error.message}`);
       console.error(error);
     }
+  }
+
+  const dataOf = (id) => JSON.parse(document.getElementById(id).textContent);
+
+  for (const select of document.querySelectorAll("select[data-figure]")) {
+    select.addEventListener("change", () => {
+      const node = document.getElementById(select.dataset.figure);
+      show(node);
+      const choice = dataOf(`${node.id}-choices`)[Number(select.value)];
+      node.setAttribute("aria-label", choice.label);
+      const drawing = dataOf(`${node.id}-data`);
+      const traces = drawing.data.map((trace, k) => ({ ...trace, ...choice.traces[k] }));
+      window.Plotly.react(node, traces, drawing.layout, plotlyOptions);
+    });
   }
 
   const observer = new IntersectionObserver(

@@ -1,0 +1,118 @@
+"""Padding that nobody told us about: masked positions in a pattern, pad tokens at a row's end."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from analysis_data.reference import record, tokens
+from literal import masks
+from zoo.architectures import build_bridge, build_hooked
+
+from tl_geometry.hooks.padding import masked_padding, pad_embedding, trailing_padding
+
+
+def pattern_of(real, *, causal, empty, window=None, heads=3, seed=0):
+    """A softmax pattern under a mask; rows without a key are zero or uniform."""
+    batch, length = real.shape
+    base = masks.causal(length) if causal else torch.ones(length, length, dtype=torch.bool)
+    if window is not None:
+        base = base & masks.windowed(length, window)
+    seen = base[None] & real[:, None, :]  # as models do it: only keys are masked
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(batch, heads, length, length, generator=generator)
+    pattern = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    fill = 0.0 if empty == "zero" else 1 / length
+    return torch.where(seen.any(-1)[:, None, :, None], pattern, fill)
+
+
+@pytest.mark.parametrize("empty", ["zero", "uniform"])
+@pytest.mark.parametrize("kind", ["left", "right", "both", "gaps", "none"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3])
+def test_masked_positions_are_found(kind, causal, empty, window):
+    if window is not None and not causal:
+        pytest.skip("windows look back only")
+    real = masks.token_mask(kind, 3, 9)
+    pattern = pattern_of(real, causal=causal, empty=empty, window=window)
+    assert torch.equal(masked_padding(pattern, causal=causal), ~real)
+
+
+def test_a_key_that_one_head_uses_is_no_padding():
+    pattern = pattern_of(torch.ones(1, 5, dtype=torch.bool), causal=True, empty="zero")
+    pattern[:, 1:, :, 2] = 0
+    assert not masked_padding(pattern, causal=True).any()
+    pattern[:, 0, 3:, 2] = 0
+    assert not masked_padding(pattern, causal=True).any()  # its own row sees it still
+
+
+def test_rows_are_judged_one_by_one():
+    real = torch.tensor([[True] * 6, [False] * 2 + [True] * 4, [True] * 6])
+    pattern = pattern_of(real, causal=True, empty="uniform")
+    whole = masked_padding(pattern, causal=True)
+    for row in range(3):
+        assert torch.equal(masked_padding(pattern[row : row + 1], causal=True)[0], whole[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_precision(dtype):
+    real = masks.token_mask("both", 3, 9)
+    pattern = pattern_of(real, causal=True, empty="uniform").to(dtype)
+    assert torch.equal(masked_padding(pattern, causal=True), ~real)
+
+
+@pytest.mark.parametrize("kind", ["left", "right", "both", "gaps", "none"])
+def test_on_real_models(backend, kind):
+    model = build_hooked() if backend == "hooked" else build_bridge("llama")
+    real = masks.token_mask(kind, 3, 9)
+    for layer in record(model, tokens(3, 9), attention_mask=real.long()):
+        assert torch.equal(masked_padding(layer.pattern, causal=True), ~real)
+
+
+def embedded(text, table):
+    return table[torch.tensor(text)]
+
+
+def test_pads_at_the_end_of_rows():
+    table = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    ids = [[5, 6, 0, 0], [0, 0, 5, 6], [5, 0, 6, 0], [5, 6, 7, 8], [0, 0, 0, 0]]
+    found = trailing_padding(embedded(ids, table), table[0])
+    assert found.int().tolist() == [
+        [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]
+    ]  # fmt: skip
+
+
+def test_half_precision_embeddings_are_recognised():
+    table = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    ids = [[5, 6, 0, 0]]
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        found = trailing_padding(embedded(ids, table.to(dtype)), table[0])
+        assert found.int().tolist() == [[0, 0, 1, 1]]
+
+
+def test_the_embedding_of_the_pad_token(backend, tiny_tokenizer):
+    model = build_hooked() if backend == "hooked" else build_bridge("llama")
+    model.tokenizer = None
+    assert pad_embedding(model) is None
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.pad_token = None
+    model.tokenizer = tokenizer
+    assert pad_embedding(model) is None
+    tokenizer.pad_token = "<unk>"
+    seen = {}
+    with torch.no_grad():
+        model.run_with_hooks(
+            torch.tensor([[3, 4]]), fwd_hooks=[("hook_embed", lambda x, hook: seen.update(x=x))]
+        )
+    assert torch.equal(pad_embedding(model), seen["x"][0, 0])
+    assert not pad_embedding(model).requires_grad
+
+
+def test_a_pad_token_that_the_model_cannot_embed(backend, tiny_tokenizer):
+    model = build_hooked() if backend == "hooked" else build_bridge("llama")
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "<another pad>"})
+    model.tokenizer = tokenizer
+    assert tokenizer.pad_token_id == 50
+    assert pad_embedding(model) is None
