@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -27,12 +29,12 @@ def run(model, measures, *batches, **options):
 class RowCount(Accumulator):
     """The number of rows of each document, and of all of them."""
 
-    variables = {
+    variables: ClassVar = {
         "rows_per_document": Variable("rows", "rows"),
         "rows_in_all": Variable("rows", "rows", over="rows"),
         "parity": Variable("rows by parity", "rows", dims=("odd",), over="rows"),
     }
-    coords = {"odd": ("no", "yes")}
+    coords: ClassVar = {"odd": ("no", "yes")}
 
     def measure(self, geometry):
         rows = geometry.rows.expand(-1, geometry.n_heads, -1)
@@ -180,8 +182,8 @@ def test_an_accumulator_belongs_to_one_probe(model):
     Probe(model, [measure])
     with pytest.raises(ValueError, match="this Contributions belongs to another Probe"):
         Probe(model, [measure])
+    twice = Sinks()
     with pytest.raises(ValueError, match="belongs to another Probe"):
-        twice = Sinks()
         Probe(model, [twice, twice])
 
 
@@ -217,7 +219,7 @@ def test_a_refused_norm_leaves_the_accumulators_free(monkeypatch):
 def test_two_of_a_kind_would_write_the_same_variable(model):
     probe = Probe(model, [Sinks(), Sinks(epsilon=0.1)])
     model.run_with_hooks(tokens(1, 9), fwd_hooks=probe.hooks())
-    with pytest.raises(ValueError, match="sink_rate.*twice"):
+    with pytest.raises(ValueError, match=r"sink_rate.*twice"):
         probe.result()
 
 

@@ -431,6 +431,6 @@ def test_an_error_on_the_way_comes_with_its_batch_and_not_after_all(build):
     probe_free = copy.deepcopy(model)
     assert run(probe_free, tokens(6, 9), batch_size=1).attrs["documents"] == 6
     model.add_hook("blocks.1.attn.hook_v", poison, is_permanent=True)  # call 1: the doctor's
-    with pytest.raises(ValueError, match="NaN.*layer 1, head 0"):
+    with pytest.raises(ValueError, match=r"NaN.*layer 1, head 0"):
         run(model, tokens(6, 9), batch_size=1)
     assert len(calls) == 3

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from analysis_data.reference import assert_equal, soften, tokens
+from analysis_data.reference import assert_equal, result_or_refusal, soften, tokens
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tl_geometry import Contributions, Probe, Regimes, Sinks, analyze, prompt_contributions
@@ -47,7 +47,7 @@ def fingerprint(model):
     return {name: p.detach().double().sum().item() for name, p in model.named_parameters()}
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
@@ -62,14 +62,20 @@ def failing(error, after=0):
     return hook
 
 
-@pytest.mark.parametrize("error", [Stop(), KeyboardInterrupt()], ids=["exception", "interrupt"])
+@pytest.mark.parametrize(
+    "error", [StopError(), KeyboardInterrupt()], ids=["exception", "interrupt"]
+)
 @pytest.mark.parametrize(
     "place", ["blocks.0.attn.hook_v", "blocks.1.hook_resid_pre", "blocks.1.attn.hook_pattern"]
 )
 def test_a_forward_that_breaks_off_leaves_nothing_behind(model, error, place):
     """No hook, no half-read layer; and a half document is refused rather than averaged."""
     seen = []
-    model.add_hook("blocks.0.hook_resid_pre", lambda x, hook: seen.append(1), is_permanent=True)
+
+    def note(x, hook):
+        seen.append(1)
+
+    model.add_hook("blocks.0.hook_resid_pre", note, is_permanent=True)
     before, weights = hook_counts(model), fingerprint(model)
     probe, clean = Probe(model, three()), Probe(model, three())
     hooks = probe.hooks()
@@ -96,9 +102,9 @@ def test_a_forward_that_breaks_off_leaves_nothing_behind(model, error, place):
 def test_after_a_reset_a_broken_forward_is_forgotten(model):
     probe, clean = Probe(model, three()), Probe(model, three())
     hooks = probe.hooks()
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         model.run_with_hooks(
-            tokens(2, 9), fwd_hooks=[*hooks, ("blocks.1.hook_resid_pre", failing(Stop()))]
+            tokens(2, 9), fwd_hooks=[*hooks, ("blocks.1.hook_resid_pre", failing(StopError()))]
         )
     probe.reset()
     with pytest.raises(RuntimeError, match="no hook of this probe has fired"):
@@ -116,11 +122,8 @@ def test_a_forward_that_stops_early_is_no_document(model):
     with pytest.raises(RuntimeError, match=r"layers \[1\] never fired"):
         probe.result()
     model.run_with_hooks(tokens(3, 12), fwd_hooks=probe.hooks())
-    try:
-        ds = probe.result()
-    except (RuntimeError, ValueError) as error:
-        assert "layer" in str(error)
-    else:
+    ds = result_or_refusal(probe, "layer")
+    if ds is not None:
         assert ds.attrs["documents"] == 3
         assert (ds.regime_rows == 33).all()
 
@@ -136,7 +139,10 @@ def test_an_exception_in_the_probes_own_hook(model):
 
 
 def test_doctor_analyze_and_prompt_leave_no_hook(model):
-    model.add_hook("blocks.1.hook_resid_pre", lambda x, hook: None, is_permanent=True)
+    def look(x, hook):
+        return None
+
+    model.add_hook("blocks.1.hook_resid_pre", look, is_permanent=True)
     before, weights = hook_counts(model), fingerprint(model)
     grads = [p.requires_grad for p in model.parameters()]
     analyze(model, tokens(2, 9), progress=False, measures=three(), keep_examples=1)
@@ -375,7 +381,11 @@ def test_a_layers_activations_die_before_the_next_layer(build, mode):
     model = build(n_layers=4)
     probe = Probe(model, three())
     kept = []
-    for extra in ([], [("blocks.1.attn.hook_pattern", lambda x, hook: kept.append(x))]):
+
+    def keep(x, hook):
+        kept.append(x)
+
+    for extra in ([], [("blocks.1.attn.hook_pattern", keep)]):
         watch = Watch(4)
         gc.disable()  # what lives on in reference cycles is held too
         try:

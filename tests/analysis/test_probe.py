@@ -29,7 +29,7 @@ PADDING = {
 
 
 def three():
-    return [Contributions(), Regimes(), Sinks()]
+    return [Contributions(), Regimes(), Sinks(tail_queries=16)]
 
 
 def padding(kind):
@@ -328,7 +328,7 @@ def test_a_cache_without_a_layer_is_refused(factory):
     model = factory()
     _, cache = model.run_with_cache(tokens(1, 5))
     partial = {name: cache[name] for name in ("blocks.0.attn.hook_pattern", "blocks.0.attn.hook_v")}
-    with pytest.raises(ValueError, match="blocks.0.attn.hook_z.*layers="):
+    with pytest.raises(ValueError, match=r"blocks.0.attn.hook_z.*layers="):
         Probe(model, three()).read(partial)
     kept = {f"blocks.1.attn.hook_{kind}": cache[f"blocks.1.attn.hook_{kind}"]
             for kind in ("pattern", "v", "z")}  # fmt: skip

@@ -78,7 +78,7 @@ def test_layers_may_be_chosen(build):
     one = prompt_contributions(model, ids, layers=[1])
     assert one["layer"].values.tolist() == [1]
     np.testing.assert_array_equal(one.sel(layer=1).values, whole.sel(layer=1).values)
-    with pytest.raises(ValueError, match="layers: .*5"):
+    with pytest.raises(ValueError, match=r"layers: .*5"):
         prompt_contributions(model, ids, layers=[5])
 
 
@@ -178,7 +178,7 @@ def test_nan_is_no_number_to_look_at(build, plain):
         return x
 
     model.add_hook("blocks.1.attn.hook_v", poison, is_permanent=True)
-    with pytest.raises(ValueError, match="NaN.*layer 1"):
+    with pytest.raises(ValueError, match=r"NaN.*layer 1"):
         plain.prompt_contributions(model, tokens(30))
     model.reset_hooks(including_permanent=True)
 

@@ -302,6 +302,16 @@ def assert_equal(left: Any, right: Any, tolerance: float = 1e-6) -> None:
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+def result_or_refusal(probe: Any, word: str) -> Any:
+    """The result, or None where it is refused with a message that has this word."""
+    try:
+        return probe.result()
+    except (ValueError, RuntimeError) as error:
+        if word not in str(error):
+            raise
+        return None
+
+
 @contextlib.contextmanager
 def plain_package() -> Iterator[ModuleType]:
     """A second import of the package without run-time shape checks: what users see of its errors.

@@ -19,7 +19,7 @@ def model(backend):
 def collect(model, *inputs, sites=None, before=(), after=(), **arguments):
     sites = attention_sites(model) if sites is None else sites
     found = []
-    hooks = capture_hooks(sites, lambda *layer: found.append(layer))
+    hooks = capture_hooks(model, sites, lambda *layer: found.append(layer))
     model.run_with_hooks(*inputs, fwd_hooks=[*before, *hooks, *after], **arguments)
     return found
 
@@ -53,16 +53,22 @@ def test_only_the_chosen_layers(model):
     assert [site.layer for site, *_ in collect(model, tokens(2, 7), sites=sites)] == [1]
 
 
-def test_the_hooks_are_three_for_each_layer_and_exist(model):
-    hooks = capture_hooks(attention_sites(model), lambda *_: None)
-    assert len(hooks) == 6
-    assert {name for name, _ in hooks} <= set(model.hook_dict)
+def test_what_it_hooks_exists(model):
+    """Names, or filters that pick three points of each layer and nothing else."""
+    points = {point.name for point in model.hook_dict.values()}
+    picked = set()
+    for name, _ in capture_hooks(model, attention_sites(model), lambda *_: None):
+        picked |= (
+            {model.hook_dict[name].name} if isinstance(name, str) else set(filter(name, points))
+        )
+    assert len(picked) == 6
+    assert picked <= points
 
 
 def test_nothing_is_changed(model):
     with torch.no_grad():
         plain = model(tokens(2, 7))
-        hooks = capture_hooks(attention_sites(model), lambda *_: torch.zeros(1))
+        hooks = capture_hooks(model, attention_sites(model), lambda *_: torch.zeros(1))
         assert torch.equal(model.run_with_hooks(tokens(2, 7), fwd_hooks=hooks), plain)
 
 
@@ -74,7 +80,7 @@ def test_no_gradients_and_no_autocast_where_layers_are_consumed(model):
         assert not any(x.requires_grad for x in (pattern, v, z))
         assert (v.float() @ v.float().transpose(-1, -2)).dtype == torch.float32
 
-    hooks = capture_hooks(attention_sites(model), consume)
+    hooks = capture_hooks(model, attention_sites(model), consume)
     with torch.autocast("cpu", torch.bfloat16):
         model.run_with_hooks(tokens(2, 7), fwd_hooks=hooks)
         assert torch.is_autocast_enabled("cpu")
@@ -84,7 +90,11 @@ def test_no_gradients_and_no_autocast_where_layers_are_consumed(model):
 
 def test_edits_listed_before_are_seen_and_edits_after_are_not(model):
     name = "blocks.1.attn.hook_v"
-    zero = (name, lambda x, hook: torch.zeros_like(x))
+
+    def clear(x, hook):
+        return torch.zeros_like(x)
+
+    zero = (name, clear)
     assert float(collect(model, tokens(2, 7), before=[zero])[1][2].abs().max()) == 0
     assert float(collect(model, tokens(2, 7), after=[zero])[1][2].abs().max()) > 0
 
@@ -93,7 +103,7 @@ def test_edits_listed_before_are_seen_and_edits_after_are_not(model):
 def test_a_forward_that_broke_off_is_not_mixed_with_the_next(model, kind):
     """The tensors of the broken forward are of another batch, and of the same shape."""
     found = []
-    hooks = capture_hooks(attention_sites(model), lambda *layer: found.append(layer))
+    hooks = capture_hooks(model, attention_sites(model), lambda *layer: found.append(layer))
 
     def stop(x, hook):
         raise InterruptedError
@@ -115,13 +125,17 @@ def test_an_exception_of_the_consumer_reaches_the_caller(model):
         raise LookupError("from the consumer")
 
     with pytest.raises(LookupError, match="from the consumer"):
-        model.run_with_hooks(tokens(2, 7), fwd_hooks=capture_hooks(attention_sites(model), consume))
+        model.run_with_hooks(
+            tokens(2, 7), fwd_hooks=capture_hooks(model, attention_sites(model), consume)
+        )
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
 
 
 def test_one_list_for_several_forwards(model):
     found = []
-    hooks = capture_hooks(attention_sites(model), lambda *layer: found.append(layer[1].shape))
+    hooks = capture_hooks(
+        model, attention_sites(model), lambda *layer: found.append(layer[1].shape)
+    )
     for rows, length in ((2, 7), (1, 3), (2, 7)):
         model.run_with_hooks(tokens(rows, length), fwd_hooks=hooks)
     assert [tuple(shape) for shape in found] == [

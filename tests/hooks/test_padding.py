@@ -101,10 +101,12 @@ def test_the_embedding_of_the_pad_token(backend, tiny_tokenizer):
     assert pad_embedding(model) is None
     tokenizer.pad_token = "<unk>"
     seen = {}
+
+    def keep(x, hook):
+        seen["x"] = x
+
     with torch.no_grad():
-        model.run_with_hooks(
-            torch.tensor([[3, 4]]), fwd_hooks=[("hook_embed", lambda x, hook: seen.update(x=x))]
-        )
+        model.run_with_hooks(torch.tensor([[3, 4]]), fwd_hooks=[("hook_embed", keep)])
     assert torch.equal(pad_embedding(model), seen["x"][0, 0])
     assert not pad_embedding(model).requires_grad
 

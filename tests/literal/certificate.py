@@ -58,7 +58,7 @@ def possible_inversions(q, selected, others, sink, cosine, sink_cosine, eps=DOUB
     gaps = [upper[i] - lower[u] for i in selected for u in others]
     return Possible(
         sum(gap >= 0 for gap in gaps),
-        sum(gap > TIE * eps * scale for gap in gaps),
+        sum(gap >= -TIE * eps * scale for gap in gaps),
         sum(gap >= -32 * TIE * eps * scale for gap in gaps),
     )
 

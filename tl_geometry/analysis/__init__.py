@@ -2,6 +2,7 @@
 
 from tl_geometry.analysis.accumulator import Accumulator, Variable
 from tl_geometry.analysis.analyze import analyze
+from tl_geometry.analysis.compare import Comparison, compare
 from tl_geometry.analysis.contributions import Contributions
 from tl_geometry.analysis.probe import Probe
 from tl_geometry.analysis.prompt import prompt_contributions
@@ -12,6 +13,7 @@ from tl_geometry.analysis.store import load, save
 
 __all__ = [
     "Accumulator",
+    "Comparison",
     "Contributions",
     "Probe",
     "Regimes",
@@ -19,6 +21,7 @@ __all__ = [
     "Sinks",
     "Variable",
     "analyze",
+    "compare",
     "load",
     "prompt_contributions",
     "save",

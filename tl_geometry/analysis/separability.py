@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
@@ -70,7 +71,7 @@ class Separability(Accumulator):
         *,
         queries: int = 64,
         control_queries: int = 16,
-        repeats: int = 4,
+        repeats: int = 2,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -106,7 +107,10 @@ class Separability(Accumulator):
         rows, real = geometry.spread_rows(min(self.queries, geometry.n_queries))
         scores = score_rows(geometry, rows, real, self.top_n)
         found = _means(scores, "")
-        found |= _means(score_rows(geometry, rows, real, self.top_n, exclude_sink=True), "_no_sink")
+        found |= _means(
+            score_rows(geometry, rows, real, self.top_n, exclude_sink=True, inversions=False),
+            "_no_sink",
+        )
         known = ~scores.f_score.isnan()
         found["separable_share"] = _mean(
             torch.where(known, (scores.margin > 0).to(scores.margin), torch.nan)
@@ -121,14 +125,16 @@ class Separability(Accumulator):
     def _control(self, geometry: AttentionGeometry) -> dict[str, Tensor]:
         rows, real = geometry.spread_rows(min(self.control_queries, geometry.n_queries))
         rankings = random_rankings(geometry, rows.shape[1], self.repeats, self.seed)
-        runs = [
-            _means(
-                score_rows(geometry, rows, real, self.top_n, rank_by="random", random=ranking),
-                "_random",
-            )
-            for ranking in rankings
-        ]
-        return {name: torch.stack([run[name] for run in runs]).mean(0) for name in runs[0]}
+        scores = score_rows(
+            geometry,
+            rows.repeat(1, self.repeats),
+            real.repeat(1, self.repeats),
+            self.top_n,
+            rank_by="random",
+            random=rearrange(rankings, "repeat batch row key -> batch (repeat row) key"),
+            inversions=False,
+        )
+        return _means(scores, "_random")
 
 
 def _means(scores: SeparabilityScores, suffix: str) -> dict[str, Tensor]:

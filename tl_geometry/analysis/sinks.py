@@ -92,7 +92,7 @@ class Sinks(Accumulator):
         },
     }
 
-    def __init__(self, epsilon: float = 0.3, tail_queries: int = 16) -> None:
+    def __init__(self, epsilon: float = 0.3, tail_queries: int = 8) -> None:
         super().__init__()
         if not 0 <= epsilon <= 1:
             raise ValueError(

@@ -28,9 +28,10 @@ def capture_hooks(
 ) -> list[FwdHook]:
     """Forward hooks that hand each site's ``pattern``, ``v`` and ``z`` to ``consume``, in whatever order they fire.
 
-    The hooks read only: they return nothing, and ``consume`` runs without gradients and outside of any autocast region, so
-    that half-precision regions don't round what is measured. A forward that stops half-way leaves nothing that a later one
-    could mix up: the first tensor that arrives twice starts its layer anew.
+    The hooks read only: they return nothing, and ``consume`` runs without gradients and outside of
+    any autocast region, so that half-precision regions don't round what is measured. A forward that
+    stops half-way leaves nothing that a later one could mix up: the first tensor that arrives twice
+    starts its layer anew.
 
     >>> sites = attention_sites(model)
     >>> hooks = capture_hooks(model, sites, lambda site, pattern, v, z: print(site.layer, pattern.shape))
@@ -45,8 +46,9 @@ def capture_hooks(
     points = model.hook_dict
     if points is model.hook_dict:
         return list(targets.items())
-    # The bridge of TransformerLens 3 collects all of its hooks anew for every entry of the list, which costs more than a
-    # forward of a small model. So it gets one entry: a filter over the names that the hook points themselves carry.
+    # The bridge of TransformerLens 3 collects all of its hooks anew for every entry of the list,
+    # which costs more than a forward of a small model. So it gets one entry: a filter over the
+    # names that the hook points themselves carry.
     by_point = {points[name].name: receive for name, receive in targets.items()}
 
     def dispatch(tensor: Tensor, hook: Any) -> None:

@@ -139,9 +139,7 @@ def certify_rows(
     blocks = []
     for part in geometry.blocks(rows.shape[1]):
         alpha = geometry.take_rows(geometry.pattern, rows[:, part])
-        keep = geometry.take_rows(
-            geometry.available.expand(-1, geometry.n_heads, -1, -1), rows[:, part]
-        )
+        keep = geometry.take_rows(geometry.available, rows[:, part])
         keep = keep & real[:, None, part, None]
         blocks.append(
             _possible_inversions(torch.where(keep, alpha, 0), keep, lengths, sinks, bounds, sizes)

@@ -22,7 +22,11 @@ RankBy: TypeAlias = Literal["attention", "value_weighted", "random"]
 Distance: TypeAlias = Literal["euclidean", "cosine"]
 
 ULPS = 4
-"""Squared distances closer than so many units in the last place of a row's scale count as equal."""
+"""Squared distances closer than so many units in the last place of a row's scale count as equal.
+
+The scale is |s|^2 plus the largest |y|^2 among the selected: that of the distances near the
+boundary. Keys that are much longer are far away, and must not make small distances look equal.
+"""
 
 _COSINE_FLOOR = 1e-12
 _MIX = 1_000_003  # keeps the seeds of neighbouring documents and layers apart
@@ -67,8 +71,12 @@ def score_rows(
     distance: Distance = "euclidean",
     space: Space = "head",
     random: Float[Tensor, "batch row key"] | None = None,
+    inversions: bool = True,
 ) -> SeparabilityScores:
-    """Scores of some rows of each document, a block of rows at a time."""
+    """Scores of some rows of each document, a block of rows at a time.
+
+    Counting inversions costs about as much as the rest; without it they are NaN.
+    """
     values = geometry.per_head(geometry.v.transpose(1, 2)) if space == "head" else geometry.values
     # Squares at an ordinary scale; a margin is a length, so it goes back to its own scale at the
     # end.
@@ -81,28 +89,29 @@ def score_rows(
     blocks = []
     for part in geometry.blocks(rows.shape[1]):
         alpha = geometry.take_rows(geometry.pattern, rows[:, part])
-        keep = geometry.take_rows(candidates.expand(-1, geometry.n_heads, -1, -1), rows[:, part])
+        keep = geometry.take_rows(candidates, rows[:, part])
         keep = keep & real[:, None, part, None]
         scores = None if random is None else random[:, None, part].expand_as(alpha)
-        blocks.append(_score(alpha, keep, values, sizes, rank_by, distance, scores))
+        blocks.append(_score(alpha, keep, values, sizes, rank_by, distance, scores, inversions))
     if space == "model":
         exponent = exponent + geometry.frame.exponent[:, None, None]
-    precision, recall, f_score, margin, inversions = (
+    precision, recall, f_score, margin, pairs = (
         torch.cat(parts, 2) for parts in zip(*blocks, strict=True)
     )
     if distance == "euclidean":
         margin = scale(margin, exponent)
-    return SeparabilityScores(precision, recall, f_score, margin, inversions, rows)
+    return SeparabilityScores(precision, recall, f_score, margin, pairs, rows)
 
 
 def _score(
     alpha: Float[Tensor, "batch head row key"],
-    keep: Bool[Tensor, "batch head row key"],
+    keep: Bool[Tensor, "batch head_or_1 row key"],
     values: Float[Tensor, "batch head key d"],
     sizes: tuple[int, ...],
     rank_by: RankBy,
     distance: Distance,
     random: Float[Tensor, "batch head row key"] | None,
+    inversions: bool,
 ) -> tuple[Tensor, ...]:
     alpha = torch.where(keep, alpha, 0)
     square = values.square().sum(-1).unsqueeze(-2)
@@ -113,22 +122,24 @@ def _score(
     count = keep.sum(-1)
     chosen = values.unsqueeze(2).expand(-1, -1, order.shape[2], -1, -1)
     chosen = chosen.gather(3, order.unsqueeze(-1).expand(*order.shape, values.shape[-1]))
-    sums = (alpha.gather(-1, order).unsqueeze(-1) * chosen).cumsum(-2)
-    hidden = ~keep
-    longest = (alpha.square() * square).amax(-1)
+    best = alpha.gather(-1, order)
+    sums = (best.unsqueeze(-1) * chosen).cumsum(-2)
+    lengths = best.square() * square.expand_as(alpha).gather(-1, order)
+    longest = lengths.cummax(-1).values
+    own = (alpha.square() * square).masked_fill_(~keep, torch.inf)
     found = []
     for size in sizes:
         n = min(size, order.shape[-1])
         total = sums[..., n - 1, :]
-        gap = _order_of_distance(alpha, square, values, total, distance).masked_fill_(
-            hidden, torch.inf
-        )
+        gap = _order_of_distance(alpha, own, values, total, distance)
         offset = total.square().sum(-1)
         slack = (
-            ULPS * torch.finfo(gap.dtype).eps * (1 if distance == "cosine" else offset + longest)
+            ULPS
+            * torch.finfo(gap.dtype).eps
+            * (1 if distance == "cosine" else offset + longest[..., n - 1])
         )
         slack = slack if isinstance(slack, Tensor) else torch.full_like(offset, slack)
-        counts = _count(gap, order[..., :n], slack)
+        counts = _count(gap, order[..., :n], slack, inversions)
         far, near = counts.farthest_selected, counts.nearest_other
         if distance == "euclidean":
             far, near = (
@@ -140,14 +151,17 @@ def _score(
 
 
 def _order_of_distance(
-    alpha: Tensor, square: Tensor, values: Tensor, total: Tensor, distance: Distance
+    alpha: Tensor, own: Tensor, values: Tensor, total: Tensor, distance: Distance
 ) -> Tensor:
-    """D^2 - |s|^2 = |y|^2 - 2 <y, s> for each key (or D - 1 = -cos): the order of distances without computing them."""
-    along = total @ values.transpose(-1, -2)
-    if distance == "cosine":
-        lengths = alpha * square.sqrt() * total.square().sum(-1, keepdim=True).sqrt()
-        return along.mul_(-alpha).div_(lengths + _COSINE_FLOOR)
-    return along.mul_(-2).addcmul_(alpha, square).mul_(alpha)
+    """D^2 - |s|^2 = |y|^2 - 2 <y, s> for each key (or D - 1 = -cos): the order of distances without computing them.
+
+    ``own`` holds |y|^2, and infinity where a key does not take part.
+    """
+    if distance == "euclidean":
+        return torch.addcmul(own, (-2 * total) @ values.transpose(-1, -2), alpha)
+    along = (total @ values.transpose(-1, -2)).mul_(-alpha)
+    lengths = own.sqrt() * total.square().sum(-1, keepdim=True).sqrt()
+    return torch.where(own.isinf(), torch.inf, along.div_(lengths + _COSINE_FLOOR))
 
 
 def _distance(
@@ -174,20 +188,23 @@ class _Counts:
     separated: Tensor
 
 
-def _count(gap: Tensor, order: Tensor, slack: Tensor) -> _Counts:
+def _count(gap: Tensor, order: Tensor, slack: Tensor, inversions: bool) -> _Counts:
     """Compare selected with unselected distances; those within the slack are equal. Overwrites ``gap``."""
     selected, place = gap.gather(-1, order).sort(dim=-1)
     gap.scatter_(-1, order, torch.inf)
     farthest = selected[..., -1]
     nearest, nearest_key = gap.min(-1)
     reach = (selected + slack.unsqueeze(-1)).contiguous()
-    # An unselected key is out of order with every selected one that reaches as far as it lies.
-    before = torch.searchsorted(reach, gap)
-    inversions = (selected.shape[-1] - before).sum(-1)
+    if inversions:
+        # An unselected key is out of order with every selected one that reaches as far as it lies.
+        before = torch.searchsorted(reach, gap, out_int32=True)
+        pairs = selected.shape[-1] * gap.shape[-1] - before.sum(-1)
+    else:
+        pairs = torch.full_like(farthest, torch.nan)
     return _Counts(
         false_positives=(gap <= reach[..., -1:]).sum(-1),
         false_negatives=(reach >= nearest.unsqueeze(-1)).sum(-1),
-        inversions=inversions,
+        inversions=pairs,
         farthest_selected=farthest,
         farthest_key=order.gather(-1, place[..., -1:]).squeeze(-1),
         nearest_other=nearest,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def top_keys(
-    scores: Float[Tensor, "*rows key"], keep: Bool[Tensor, "*rows key"], n: int
-) -> Int[Tensor, "*rows n"]:
+    scores: Float[Tensor, "*#rows key"], keep: Bool[Tensor, "*#rows key"], n: int
+) -> Int[Tensor, "*#rows n"]:
     """Positions of the ``n`` largest non-negative scores among the kept keys, best first, equal ones in key order.
 
     Rows with fewer kept keys are filled up with keys that are not kept.
