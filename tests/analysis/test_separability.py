@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from analysis_data.reference import document, record, soften, tokens
-from literal import certificate as literal_certificate
-from literal import separability as literal
+from literal import certificate as literal_certificate, separability as literal
 
 from tl_geometry import Probe, Separability, analyze
 

@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from literal import contributions as literal_contributions
-from literal import regimes as literal_regimes
-from literal import sinks as literal_sinks
+from literal import (
+    contributions as literal_contributions,
+    regimes as literal_regimes,
+    sinks as literal_sinks,
+)
 
 OFFSET_BINS = [-math.inf, 0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 CATEGORY_NAMES = ("self", "sink", "other")

@@ -10,7 +10,7 @@ from analysis_data.reference import record, tokens
 from literal import masks
 from zoo.architectures import build_bridge, build_hooked
 
-from tl_geometry.hooks.padding import masked_padding, pad_embedding, trailing_padding
+from tl_geometry.hooks.padding import PadToken, masked_padding
 
 
 def pattern_of(real, *, causal, empty, window=None, heads=3, seed=0):
@@ -70,51 +70,64 @@ def test_on_real_models(backend, kind):
         assert torch.equal(masked_padding(layer.pattern, causal=True), ~real)
 
 
+def test_a_key_that_an_ablation_removed_is_no_padding():
+    pattern = pattern_of(torch.ones(1, 6, dtype=torch.bool), causal=True, empty="zero")
+    pattern[..., 3] = 0
+    assert not masked_padding(pattern, causal=True).any()
+    # Where rows never sum to one, sums can't tell.
+    assert masked_padding(pattern, causal=True, sums_to_one=False)[0].nonzero().tolist() == [[3]]
+
+
+def test_empty_rows_of_a_broken_model_are_no_padding():
+    pattern = torch.zeros(1, 2, 5, 5)
+    assert not masked_padding(pattern, causal=True).any()
+
+
 def embedded(text, table):
     return table[torch.tensor(text)]
 
 
-def test_pads_at_the_end_of_rows():
+PADS = ([[5, 6, 0, 0], [0, 0, 5, 6], [5, 0, 6, 0], [5, 6, 7, 8], [0, 0, 0, 0]],
+        [[0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_pads_at_the_end_of_rows(dtype):
     table = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    ids = [[5, 6, 0, 0], [0, 0, 5, 6], [5, 0, 6, 0], [5, 6, 7, 8], [0, 0, 0, 0]]
-    found = trailing_padding(embedded(ids, table), table[0])
-    assert found.int().tolist() == [
-        [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]
-    ]  # fmt: skip
+    ids, expected = PADS
+    by_embedding = PadToken("hook_embed", 0, table[0]).trailing(embedded(ids, table.to(dtype)))
+    by_id = PadToken("embed.hook_in", 0, None).trailing(torch.tensor(ids))
+    assert by_embedding.int().tolist() == by_id.int().tolist() == expected
 
 
-def test_half_precision_embeddings_are_recognised():
-    table = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    ids = [[5, 6, 0, 0]]
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        found = trailing_padding(embedded(ids, table.to(dtype)), table[0])
-        assert found.int().tolist() == [[0, 0, 1, 1]]
+def test_what_shows_no_tokens_shows_no_pads():
+    assert PadToken("embed.hook_in", 0, None).trailing(torch.zeros(1, 3, 4)) is None
+    assert PadToken("hook_embed", 0, torch.zeros(4)).trailing(torch.zeros(1, 3, 5)) is None
 
 
-def test_the_embedding_of_the_pad_token(backend, tiny_tokenizer):
+def test_the_pad_token_of_a_model(backend, tiny_tokenizer):
     model = build_hooked() if backend == "hooked" else build_bridge("llama")
     model.tokenizer = None
-    assert pad_embedding(model) is None
+    assert PadToken.of(model) is None
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.pad_token = None
     model.tokenizer = tokenizer
-    assert pad_embedding(model) is None
+    assert PadToken.of(model) is None
     tokenizer.pad_token = "<unk>"
-    seen = {}
-
-    def keep(x, hook):
-        seen["x"] = x
-
+    pad, seen = PadToken.of(model), []
     with torch.no_grad():
-        model.run_with_hooks(torch.tensor([[3, 4]]), fwd_hooks=[("hook_embed", keep)])
-    assert torch.equal(pad_embedding(model), seen["x"][0, 0])
-    assert not pad_embedding(model).requires_grad
+        model.run_with_hooks(
+            torch.tensor([[4, 3, 3], [3, 3, 4]]),
+            fwd_hooks=[(pad.hook, lambda x, **_: seen.append(pad.trailing(x)))],
+        )
+    assert seen[0].int().tolist() == [[0, 1, 1], [0, 0, 0]]
 
 
-def test_a_pad_token_that_the_model_cannot_embed(backend, tiny_tokenizer):
-    model = build_hooked() if backend == "hooked" else build_bridge("llama")
+@pytest.mark.hooked
+def test_a_pad_token_that_the_model_cannot_embed(tiny_tokenizer):
+    model = build_hooked()
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.add_special_tokens({"pad_token": "<another pad>"})
     model.tokenizer = tokenizer
     assert tokenizer.pad_token_id == 50
-    assert pad_embedding(model) is None
+    assert PadToken.of(model) is None

@@ -1,8 +1,8 @@
 """Separability straight from its definition: distances to the sum, compared pair by pair.
 
 Everything is float64. A comparison takes squared distances within 4 ulp of the row's scale,
-|s|^2 + max_j |y_j|^2, as equal (cosine distances: within 4 ulp of 1), where the ulp is that of the
-precision under test. A form in that precision rounds its distances, so it may decide pairs whose
+|s|^2 + max |y_i|^2 over the selected, as equal (cosine distances: within 4 ulp of 1), where the ulp
+is that of the precision under test. A form in that precision rounds its distances, so it may decide pairs whose
 difference is near the *edge* of that tie window either way. ``rounding`` bounds, from float64
 numbers alone, by how much. The scores are given with every such pair decided one way and the other;
 a correct fast form lies between, and the two coincide on all rows that are not truly ambiguous.
@@ -78,6 +78,9 @@ def clusters(
     s = sum(y[i] for i in selected)
     length = {j: norm(x) for j, x in y.items()}
     unit = math.hypot(norm(s), max(length.values())) or 1.0
+    tie = TIE * eps
+    if distance == "euclidean":
+        tie *= (math.hypot(norm(s), max(length[i] for i in selected)) / unit) ** 2
     D = _euclidean(y, s, unit) if distance == "euclidean" else _cosine(y, s)
     # Each summand and each partial sum is off by half an ulp, and these errors are independent.
     partial = np.cumsum([y[i] for i in selected], axis=0)
@@ -89,14 +92,15 @@ def clusters(
         if np.array_equal(y[i], y[j]) or not np.any(s):
             return 0.0
         if distance == "euclidean":
-            return eps * (2 + 2 * norm(y[i] - y[j]) / unit * lost)
-        return eps * (2 + norm(y[i] / (length[i] or 1) - y[j] / (length[j] or 1)) * lost)
+            largest = max(length[i], length[j], norm(s)) / unit
+            return eps * (2 * largest**2 + 2 * norm(y[i] - y[j]) / unit * lost)
+        return eps * (3 + norm(y[i] / (length[i] or 1) - y[j] / (length[j] or 1)) * lost)
 
     wrong = {lean: [] for lean in LEANS}
     for i in selected:
         for j in others:
-            ahead = D[j] - D[i] - TIE * eps  # not above 0: at least as near as the selected one
-            near_the_edge = abs(ahead) <= eps * (2 + 4 * lost)
+            ahead = D[j] - D[i] - tie  # not above 0: at least as near as the selected one
+            near_the_edge = abs(ahead) <= eps * (3 + 4 * lost)
             error = rounding(i, j) if near_the_edge else 0.0
             for lean in LEANS:
                 if ahead <= lean * error:

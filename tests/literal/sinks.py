@@ -30,11 +30,20 @@ def sink_metric(pattern, epsilon=0.3, *, available=None):
 
 
 def average_ranks(values) -> list[float]:
-    """Ranks from 1; equal values share the mean of their ranks."""
-    return [
-        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
-        for value in values
-    ]
+    """Ranks from 1; values that agree to 2^-18 with their neighbour share the mean of their ranks."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    ranks = [0.0] * len(values)
+    group = []
+    for rank, place in enumerate(order, start=1):
+        if group:
+            low, high = values[group[-1][1]], values[place]
+            if high - low > 2.0**-18 * max(abs(low), abs(high)):
+                group = []
+        group.append((rank, place))
+        mean = sum(r for r, _ in group) / len(group)
+        for _, member in group:
+            ranks[member] = mean
+    return ranks
 
 
 def spearman(left, right) -> float:

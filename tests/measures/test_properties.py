@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from literal import contributions as literal
 from literal.masks import all_masks, available_mask, causal, padded, token_mask, windowed
 from literal.problems import assert_same, problem, row_tolerance

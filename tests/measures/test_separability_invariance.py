@@ -110,6 +110,31 @@ def test_inputs_are_never_modified_and_may_be_strided():
     assert_same_scores(usual, other)
 
 
+@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+def test_a_factor_common_to_the_attention_of_a_row(options):
+    """What is left beside an excluded sink may be any small share of the row."""
+    mask = MASKS["full, both: b q k"]
+    made = problem(available=mask, queries=6, seed=16)
+    usual = separability(*made.tensors, available=mask, top_n=(1, 2), **options)
+    for exponent in (-30, -70, -100):
+        scale = 2.0**exponent
+        scaled = separability(
+            made.pattern * scale, made.v, made.W_O, available=mask, top_n=(1, 2), **options
+        )
+        for name in ("precision", "recall", "f_score", "inversions"):
+            close(getattr(scaled, name), getattr(usual, name), 0)
+        close(scaled.margin / scale, usual.margin)
+
+
+@pytest.mark.parametrize("weight", [1e-15, 1e-23, 1e-30])
+def test_a_tiny_weight_keeps_its_cosine_within_one(weight):
+    pattern = torch.tensor([[[[1.0, weight, weight]]]])
+    v = 2.0**20 * torch.tensor([[3.0, 4.0], [4.0, 3.0], [-3.0, 4.0]]).view(1, 3, 1, 2)
+    found = separability(pattern, v, top_n=1, distance="cosine").margin.item()
+    y = pattern[0, 0, 0].double().numpy()[:, None] * v[0, :, 0].double().numpy()
+    assert found == pytest.approx(literal.clusters(y, [0], [1, 2], distance="cosine")[0].margin)
+
+
 def test_negative_zero_is_zero():
     pattern = torch.tensor([[[[-0.0, 0.7, -0.0, 0.3]]]])
     v = torch.randn(1, 4, 1, 3, generator=torch.Generator().manual_seed(0))

@@ -62,8 +62,8 @@ class Accumulator(Metric):
         super().__init__(compute_with_cache=False)
         self.bound = False
 
-    def bind(self, n_layers: int, n_heads: int, device: torch.device | str = "cpu") -> None:
-        """Make room for a model. A probe calls this once; an accumulator belongs to one probe.
+    def check_free(self) -> None:
+        """Refuse to serve two probes.
 
         Raises:
             ValueError: it belongs to a probe already.
@@ -72,6 +72,14 @@ class Accumulator(Metric):
             raise ValueError(
                 f"this {type(self).__name__} belongs to another Probe already: make a new one"
             )
+
+    def bind(self, n_layers: int, n_heads: int, device: torch.device | str = "cpu") -> None:
+        """Make room for a model. A probe calls this once; an accumulator belongs to one probe.
+
+        Raises:
+            ValueError: it belongs to a probe already.
+        """
+        self.check_free()
         self.bound = True
         dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
         for name, variable in self.variables.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -15,8 +14,9 @@ from tqdm.auto import tqdm
 from tl_geometry.analysis.accumulator import Accumulator
 from tl_geometry.analysis.defaults import default_measures
 from tl_geometry.analysis.probe import Probe
-from tl_geometry.analysis.prompt import PromptMode, prompt_contributions
+from tl_geometry.analysis.prompt import PromptMode, prompt_matrices, prompt_tokens
 from tl_geometry.data import Batch, token_batches
+from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.separability import TOP_N
@@ -106,7 +106,6 @@ def analyze(
         value_bias=value_bias,
         output=output,
     )
-    mask_name = _mask_argument(model)
     examples: list[Tensor] = []
     with torch.no_grad(), tqdm(total=stream.total, unit=" documents", disable=not progress) as bar:
         for batch in stream:
@@ -115,7 +114,7 @@ def analyze(
                 batch.tokens,
                 return_type=None,
                 fwd_hooks=probe.hooks(attention_mask=mask, documents=batch.documents),
-                **{mask_name: mask.long()},
+                **{mask_argument(model): mask.long()},
             )
             probe.check()
             examples += _first_tokens(batch, keep_examples - len(examples))
@@ -132,44 +131,43 @@ def analyze(
     return _with_examples(ds, model, probe, examples) if examples else ds
 
 
-def _mask_argument(model: Any) -> str:
-    """Name of the padding mask in the model's forward (encoders of HookedTransformer's kind have their own)."""
-    names = inspect.signature(model.forward).parameters
-    return "one_zero_attention_mask" if "one_zero_attention_mask" in names else "attention_mask"
-
-
 def _first_tokens(batch: Batch, wanted: int) -> list[Tensor]:
     rows = range(min(max(wanted, 0), len(batch.documents)))
     return [batch.tokens[row][batch.attention_mask[row]][:EXAMPLE_TOKENS] for row in rows]
 
 
 def _with_examples(ds: xr.Dataset, model: Any, probe: Probe, examples: list[Tensor]) -> xr.Dataset:
-    """Add the matrices of some documents' first tokens; NaN where a key can't be seen or beyond a short example."""
-    layers = [site.layer for site in probe.sites]
+    """Add the matrices of some documents' first tokens; NaN where a query can't see a key."""
     longest = max(len(tokens) for tokens in examples)
-    shape = (len(examples), len(layers), ds.sizes["head"], longest, longest)
+    shape = (len(examples), len(probe.sites), ds.sizes["head"], longest, longest)
     modes: tuple[PromptMode, ...] = ("attention", "intra")
     found = {mode: np.full(shape, np.nan, np.float32) for mode in modes}
     words = np.full((len(examples), longest), "", dtype=object)
-    causal = all(probe.reports[layer].causal for layer in layers)
-    for row, tokens in enumerate(examples):
-        n = len(tokens)
+    reader = probe.reader
+    for row, example in enumerate(examples):
+        tokens, words[row, : len(example)] = prompt_tokens(model, example, prepend_bos=None)
+        one = prompt_matrices(
+            model,
+            tokens,
+            probe.sites,
+            probe.diagnosis,
+            modes,
+            value_bias=reader.value_bias,
+            output=reader.output,
+        )
         for mode, array in found.items():
-            matrices = prompt_contributions(model, tokens, layers, mode)
-            hidden = np.triu(np.ones((n, n), bool), 1) if causal else np.zeros((n, n), bool)
-            array[row, :, : matrices.sizes["head"], :n, :n] = np.where(
-                hidden, np.nan, matrices.values
-            )
-            words[row, :n] = matrices.key_token.values
+            visible = np.where(one.available[:, None], one.by_mode[mode], np.nan)
+            array[row, :, : visible.shape[1], : len(example), : len(example)] = visible
     axes = ("example", "layer", "head", "query", "key")
+    names = {"attention": "attention", "intra": "contribution weight (intra)"}
     with_examples: xr.Dataset = ds.assign(
         example_tokens=(("example", "token"), words.astype(str)),
         example_length=(("example",), np.array([len(tokens) for tokens in examples])),
-        example_attention=(axes, found["attention"], {"long_name": "attention", "units": "1"}),
-        example_contribution=(
+        example_attention=(
             axes,
-            found["intra"],
-            {"long_name": "contribution weight (intra)", "units": "1"},
+            found["attention"],
+            {"long_name": names["attention"], "units": "1"},
         ),
+        example_contribution=(axes, found["intra"], {"long_name": names["intra"], "units": "1"}),
     )
     return with_examples

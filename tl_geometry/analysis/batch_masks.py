@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.hooks import AttentionSite, LayerReport
-from tl_geometry.hooks.padding import masked_padding, trailing_padding
+from tl_geometry.hooks.padding import PadToken, masked_padding, unseen_keys
 from tl_geometry.measures.masks import attention_available
 
 __all__ = ["BatchMasks"]
@@ -19,47 +19,57 @@ class BatchMasks:
     """The real tokens of a batch, and with them the available entries of each layer.
 
     Without a mask, padding is looked for anew in each forward: pads at the end of a row by their
-        embedding, positions that
-    the model masked by the first pattern of each stack.
+    token, positions that the model masked by the first pattern of each stack of blocks.
+
+    Raises:
+        ValueError: a mask that is not ``batch pos``, a row without a real token, or a decoder's mask
+            for a model without one.
     """
 
     def __init__(
         self,
-        attention_mask: Tensor | None,
-        decoder_attention_mask: Tensor | None,
-        pad: Tensor | None,
+        sites: Sequence[AttentionSite],
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        pad: PadToken | None = None,
     ) -> None:
-        given = {
+        stacks = [_stack(site) for site in sites]
+        if decoder_attention_mask is not None and not any(map(_is_decoder, stacks)):
+            raise ValueError(
+                "decoder_attention_mask was given, but the model has a single stack of blocks: give "
+                "attention_mask"
+            )
+        self._given = {
             "attention_mask": checked_mask("attention_mask", attention_mask),
             "decoder_attention_mask": checked_mask(
                 "decoder_attention_mask", decoder_attention_mask
             ),
         }
-        self._given = given
-        self._pad = pad
+        self._pad = pad if attention_mask is None else None
+        self._first = {
+            stack: site.index
+            for stack, site in reversed(list(zip(stacks, sites, strict=True)))
+            if not site.cross
+        }
         self._trailing: Tensor | None = None
         self._seen: dict[str, Tensor] = {}
         self._available: dict[Hashable, Tensor] = {}
 
     @property
-    def looks_at_embeddings(self) -> bool:
-        """Whether :meth:`look` must be hooked to the embedding."""
-        return self._pad is not None and self._given["attention_mask"] is None
+    def hook(self) -> str | None:
+        """Name of the hook that shows the tokens to :meth:`look`, None if it isn't needed."""
+        return None if self._pad is None else self._pad.hook
 
-    def look(self, embedded: Float[Tensor, "batch pos d_model"], hook: Any) -> None:  # noqa: ARG002
-        """Find the pads at the end of the rows (a forward hook on ``hook_embed``)."""
-        pad = self._pad
-        fits = pad is not None and embedded.ndim == 3 and embedded.shape[-1] == pad.shape[-1]
-        self._trailing = (
-            trailing_padding(embedded.detach(), pad) if pad is not None and fits else None
-        )
+    def look(self, seen: Tensor, hook: Any = None) -> None:  # noqa: ARG002
+        """Find the pads at the end of the rows (a forward hook)."""
+        self._trailing = None if self._pad is None else self._pad.trailing(seen)
 
-    def begin(self, site: AttentionSite, report: LayerReport, pattern: Tensor) -> None:
+    def _begin(self, site: AttentionSite, report: LayerReport, pattern: Tensor) -> None:
         """Take the first layer of a stack as the start of a forward."""
         stack = _stack(site)
-        if self._given[_mask_name(stack)] is not None or site.cross:
+        if self._given[_mask_name(stack)] is not None or self._first.get(stack) != site.index:
             return
-        pads = masked_padding(pattern, causal=report.causal)
+        pads = masked_padding(pattern, causal=report.causal, sums_to_one=report.rows_sum_to_one)
         if self._trailing is not None and self._trailing.shape == pads.shape:
             pads = pads | self._trailing.to(pads.device)
         self._seen[stack] = ~pads
@@ -81,10 +91,14 @@ class BatchMasks:
             ValueError: a mask that does not fit the pattern.
         """
         batch, _, n_query, n_key = pattern.shape
+        self._begin(site, report, pattern)
         query_stack = _stack(site)
-        key_stack = "encoder_blocks" if site.cross else query_stack
+        key_stack = query_stack.replace("decoder", "encoder") if site.cross else query_stack
         query_mask = self._real("query", query_stack, batch, n_query)
         key_mask = self._real("key", key_stack, batch, n_key)
+        if site.cross and key_mask is None:  # the encoder's own layers are not looked at
+            key_mask = ~unseen_keys(pattern)
+            self._available.clear()
         key = (query_stack, key_stack, n_query, n_key, report.causal, report.window, pattern.device)
         if key not in self._available:
             self._available[key] = attention_available(
@@ -113,8 +127,12 @@ def _stack(site: AttentionSite) -> str:
     return site.layer.partition(".")[0] if isinstance(site.layer, str) else ""
 
 
+def _is_decoder(stack: str) -> bool:
+    return stack.startswith("decoder")
+
+
 def _mask_name(stack: str) -> str:
-    return "decoder_attention_mask" if stack.startswith("decoder") else "attention_mask"
+    return "decoder_attention_mask" if _is_decoder(stack) else "attention_mask"
 
 
 def checked_mask(name: str, mask: Tensor | None) -> Bool[Tensor, "batch pos"] | None:

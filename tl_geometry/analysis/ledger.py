@@ -1,4 +1,4 @@
-"""What a probe saw and whether it can be believed: counts of documents and tokens, and checks of every layer."""
+"""What a probe saw and whether it can be believed: counts, and checks of every layer and row."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from tl_geometry.measures import AttentionGeometry
 
 __all__ = ["Ledger"]
 
-_CHECKED_ROWS = 4
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
-_HALF_TOLERANCE = 5e-2
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+_HALF_TOLERANCE = 2e-2
+_STRUCTURE_ROWS = 4
 
 
 class Ledger(Metric):
     """Counts documents, tokens and skipped rows, and checks each layer while it is at hand.
 
-    A few rows of every layer and batch are recomputed: pattern @ v must be z, and no attention may
-        lie where the padding
-    mask, causality or window say there is none. Nothing is compared on the host before
-    :meth:`verify`.
+    In every row, pattern @ v must be z along one fixed direction, and nothing may be attended that
+    the padding mask hides; in a few rows, nothing that causality or the window hides. One pass over
+    the pattern does it, and nothing is compared on the host before :meth:`verify`.
     """
 
     full_state_update = False
     documents: Tensor
     tokens: Tensor
     padding: Tensor
+    blank: Tensor
     rows: Tensor
     hidden_sink_rows: Tensor
     non_finite: Tensor
+    with_sink: Tensor
+    attending: Tensor
     outside: Tensor
     mismatch: Tensor
 
@@ -47,118 +49,148 @@ class Ledger(Metric):
             ("documents", (), "sum"),
             ("tokens", (), "sum"),
             ("padding", (), "sum"),
+            ("blank", (), "sum"),
             ("rows", (n,), "sum"),
             ("hidden_sink_rows", (n,), "sum"),
             ("non_finite", (n, n_heads), "sum"),
+            ("with_sink", (), "sum"),
+            ("attending", (n, n_heads), "sum"),
             ("outside", (n,), "max"),
             ("mismatch", (n,), "max"),
         ):
-            dtype = torch.float32 if name in {"outside", "mismatch"} else torch.int64
-            self.add_state(
-                name,
-                torch.zeros(shape, dtype=dtype, device=device),
-                dist_reduce_fx=reduce,
-                persistent=True,
-            )
+            dtype = torch.float32 if reduce == "max" else torch.int64
+            zeros = torch.zeros(shape, dtype=dtype, device=device)
+            self.add_state(name, zeros, dist_reduce_fx=reduce, persistent=True)
 
-    def update(
-        self, layer: int, geometry: AttentionGeometry, hooked_z: Tensor, hooked_v: Tensor
-    ) -> None:
-        """Take in one layer of one batch."""
+    def update(self, layer: int, geometry: AttentionGeometry, z: Tensor, v: Tensor) -> None:
+        """Take in one layer of one batch, with z and v as they were hooked."""
         self.fired[layer] += 1
         device = self.rows.device
         rows = geometry.rows
         self.rows[layer] += rows.any(1).sum().to(device)
         hidden = rows & ~geometry.sees_sink & geometry.sinks.any(-1, keepdim=True)
         self.hidden_sink_rows[layer] += hidden.any(1).sum().to(device)
-        broken = ~torch.isfinite(hooked_z.transpose(1, 2)).all(-1) & rows
+        self.with_sink += geometry.sinks.any(-1).any(-1).sum().to(device)
+        broken = ~torch.isfinite(geometry.outputs).all(-1) & rows
         self.non_finite[layer, : geometry.n_heads] += broken.sum((0, 2)).to(device)
 
-        index, real = geometry.spread_rows(_CHECKED_ROWS)
+        real_keys = geometry.available.any(-2).any(1)
+        attended, at_padding, error = _row_sums(geometry, z, v, real_keys)
+        attending = (attended != 0) & rows
+        self.attending[layer, : geometry.n_heads] += attending.sum((0, 2)).to(device)
+        index, real = geometry.spread_rows(_STRUCTURE_ROWS)
         pattern = geometry.take_rows(geometry.pattern, index)
-        available = geometry.take_rows(
-            geometry.available.expand(-1, geometry.n_heads, -1, -1), index
-        )
-        outside = _largest((pattern * ~available).amax(-1), real)
+        beyond = (pattern * ~geometry.take_rows(geometry.available, index)).amax(-1)
+        outside = torch.maximum(_largest(at_padding, rows), _largest(beyond, real[:, None]))
         self.outside[layer] = torch.maximum(self.outside[layer], outside.to(device))
-
-        values = geometry.per_head(hooked_v.to(geometry.dtype).transpose(1, 2))
-        z = geometry.take_rows(hooked_z.to(geometry.dtype).transpose(1, 2), index)
-        scale = (pattern @ values.abs()).amax(-1)
-        error = (pattern @ values - z).abs().amax(-1)
-        relative = torch.where(scale > 0, error / scale, (error > 0).to(error.dtype))
-        mismatch = _largest(relative, real)
+        coarsest = max(_TOLERANCE.get(x.dtype, _HALF_TOLERANCE) for x in (z, v, geometry.pattern))
+        mismatch = _largest(error, rows) / coarsest
         self.mismatch[layer] = torch.maximum(self.mismatch[layer], mismatch.to(device))
 
-    def count(self, documents: int, tokens: Tensor, padding: Tensor) -> None:
-        """Take in the size of one batch: its rows, real tokens, and pads found without a mask."""
-        self.documents += documents
-        self.tokens += tokens.to(self.tokens.device)
-        self.padding += padding.to(self.padding.device)
+    def count(self, real: Bool[Tensor, "batch query"], *, pads_found: bool) -> None:
+        """Take in one batch by its real tokens; ``pads_found`` if the others were found, not given."""
+        real = real.to(self.tokens.device)
+        self.documents += real.shape[0]
+        self.tokens += real.sum()
+        self.padding += (~real).sum() * int(pads_found)
+        self.blank += (~real.any(-1)).sum()
 
     def compute(self) -> dict[str, Tensor]:
         """All counts and checks."""
         return {name: getattr(self, name).clone() for name in self._defaults}
 
-    def verify(self, dtype: torch.dtype) -> None:
+    def verify(self) -> None:
         """Refuse what can't be trusted, naming the layer and head.
 
         Raises:
             RuntimeError: a hook never fired, or a forward stopped half-way.
-            ValueError: NaN or infinite activations, attention where there should be none, or z
-                unequal pattern @ v.
+            ValueError: NaN or infinite activations, rows without a real token, attention where there
+                should be none, or z unequal pattern @ v.
         """
-        if not any(self.fired):
-            raise RuntimeError(
-                "no hook of this probe has fired yet: run the model with run_with_hooks(tokens, "
-                "fwd_hooks=probe.hooks()) before asking for the result"
+        self._verify_hooks()
+        if self.blank > 0:
+            raise ValueError(
+                f"{int(self.blank)} rows hold only padding: leave them out of the batch, or give the "
+                "attention_mask"
             )
-        silent = [
-            site.layer for site, fired in zip(self.sites, self.fired, strict=True) if not fired
-        ]
+        exists = torch.zeros_like(self.attending, dtype=torch.bool)
+        for row, site in enumerate(self.sites):
+            exists[row, : site.n_heads] = True
+        for bad, what in (
+            (self.non_finite > 0, "NaN or infinite activations or output weights"),
+            ((self.attending == 0) & exists, "no attention in any row (NaN scores end so)"),
+        ):
+            places = bad.nonzero()
+            if len(places):
+                layer, head = places[0].tolist()
+                raise ValueError(
+                    f"{what} at layer {self.sites[layer].layer}, head {head}: look at the weights and "
+                    "the input, or try a wider dtype"
+                )
+        for states, limit, what in (
+            (
+                self.outside,
+                0,
+                " attends to keys that should be hidden: give the probe the attention_mask that the "
+                "model gets; after a change of the model's attention, make a new Probe",
+            ),
+            (
+                self.mismatch,
+                1,
+                ": z differs from pattern @ v. Something changes z after the pattern is read, such as "
+                "an ablation of hook_z in the same run: contribution weights would be wrong",
+            ),
+        ):
+            bad = (states > limit).nonzero()
+            if len(bad):
+                raise ValueError(f"layer {self.sites[int(bad[0])].layer}{what}")
+
+    def _verify_hooks(self) -> None:
+        silent = [s.layer for s, fired in zip(self.sites, self.fired, strict=True) if not fired]
+        eager = (
+            "the attention is not computed eagerly, so that its pattern is never built (call "
+            'set_attn_implementation("eager") on the Hugging Face model, or make a new Probe)'
+        )
+        if len(silent) == len(self.sites):
+            raise RuntimeError(
+                "no hook of this probe has fired: either no forward was run yet "
+                f"(model.run_with_hooks(tokens, fwd_hooks=probe.hooks())), or {eager}"
+            )
         if silent:
             raise RuntimeError(
-                f"the attention hooks of the layers {silent} never fired: the attention is not computed eagerly, so "
-                'its pattern is never built (call set_attn_implementation("eager") on the Hugging Face model), or '
-                "the forward stopped early (stop_at_layer)"
+                f"the attention hooks of the layers {silent} never fired: the forward stopped early "
+                f"(stop_at_layer), or {eager}"
             )
         if len(set(self.fired)) > 1:
             raise RuntimeError(
                 "the layers were seen in a different number of forwards, because one of them stopped "
                 "half-way: call probe.reset() and run the batches again"
             )
-        layer, head = _first(self.non_finite > 0)
-        if layer is not None:
-            raise ValueError(
-                f"NaN or infinite activations (hook_z) at layer {self.sites[layer].layer}, head {head}: the model "
-                "overflows on this input; try a wider dtype"
-            )
-        layer, _ = _first((self.outside > 0)[:, None])
-        if layer is not None:
-            raise ValueError(
-                f"layer {self.sites[layer].layer} attends to keys that should be hidden (weight up to "
-                f"{float(self.outside[layer]):.2g}): give the probe the attention_mask that the model gets; after a "
-                "change of the model's attention, make a new Probe"
-            )
-        tolerance = _TOLERANCE.get(dtype, _HALF_TOLERANCE)
-        layer, _ = _first((self.mismatch > tolerance)[:, None])
-        if layer is not None:
-            raise ValueError(
-                f"layer {self.sites[layer].layer}: z differs from pattern @ v by "
-                f"{float(self.mismatch[layer]):.2g} of its scale. Something changes z after the pattern is "
-                "read, such as an ablation of hook_z in the same run: contribution weights of such a "
-                "layer would be wrong"
-            )
+
+
+def _row_sums(
+    geometry: AttentionGeometry, z: Tensor, v: Tensor, real_keys: Bool[Tensor, "batch key"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row: all attention, attention to padding, and how far z is from pattern @ v.
+
+    The last along a fixed direction with components of size one, relative to sum_j alpha_j |v_j|.
+    """
+    d_head = v.shape[-1]
+    signs = torch.randint(0, 2, (d_head,), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    direction = signs.to(v.device, geometry.dtype)
+    values = v.to(geometry.dtype).masked_fill(~real_keys[..., None, None], 0).transpose(1, 2)
+    along = geometry.per_head(values @ direction)
+    lengths = geometry.per_head(values.abs().amax(-1))
+    padding = (~real_keys)[:, None].expand_as(along).to(along)
+    columns = torch.stack([torch.ones_like(along), padding, along, lengths], -1)
+    attended, at_padding, mixed, gross = (geometry.pattern @ columns).unbind(-1)
+    difference = (mixed - z.to(geometry.dtype).transpose(1, 2) @ direction).abs()
+    error = torch.where(gross > 0, difference / gross, (difference > 0).to(difference))
+    return attended, at_padding, error
 
 
 def _largest(
-    x: Float[Tensor, "batch head row"], real: Bool[Tensor, "batch row"]
+    x: Float[Tensor, "batch head row"], real: Bool[Tensor, "batch head_or_1 row"]
 ) -> Float[Tensor, ""]:
     """Maximum over real rows; NaN is reported elsewhere and does not count here."""
-    return torch.where(real[:, None] & ~x.isnan(), x, 0).amax().float()
-
-
-def _first(bad: Bool[Tensor, "layer head"]) -> tuple[int | None, int]:
-    """Layer and head of the first entry that is set."""
-    found = bad.nonzero()
-    return (int(found[0, 0]), int(found[0, 1])) if len(found) else (None, 0)
+    return torch.where(real & ~x.isnan(), x, 0).amax().float()

@@ -13,17 +13,15 @@ from tl_geometry.analysis.accumulator import Accumulator
 from tl_geometry.analysis.batch_masks import BatchMasks
 from tl_geometry.analysis.defaults import default_measures
 from tl_geometry.analysis.ledger import Ledger
+from tl_geometry.analysis.reading import LayerReader
 from tl_geometry.analysis.results import assemble, kept_heads, model_provenance
 from tl_geometry.hooks import AttentionSite, Doctor, attention_sites, doctor, select_sites
 from tl_geometry.hooks.capture import FwdHook, capture_hooks
-from tl_geometry.hooks.padding import pad_embedding
-from tl_geometry.hooks.post_norm import post_norm_scale
+from tl_geometry.hooks.padding import PadToken
 from tl_geometry.measures.checks import one_of
-from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.scaling import work_dtype
 
 __all__ = ["Probe"]
 
@@ -74,20 +72,18 @@ class Probe:
         diagnosis: Doctor | None = None,
     ) -> None:
         one_of("on_unsupported", on_unsupported, ("raise", "skip"))
-        one_of("value_bias", value_bias, ("as_hooked", "remove"))
-        one_of("output", output, ("raw", "normed"))
         heads = None if heads is None else list(heads)
+        if heads is not None and not heads:
+            raise ValueError("heads is empty: name at least one (layer, head), or leave it out")
         if layers is None and heads is not None:
             layers = list(dict.fromkeys(layer for layer, _ in heads))
         candidates = select_sites(attention_sites(model), layers)
         labels = [site.layer for site in candidates]
         self.diagnosis = diagnosis or doctor(model, edits=False, layers=labels)
-        self.reports = {report.layer: report for report in self.diagnosis.layers}
-        refused = {
-            label: self.reports[label].reason
-            for label in labels
-            if not self.reports[label].supported
+        reasons = {
+            report.layer: report.reason for report in self.diagnosis.layers if not report.supported
         }
+        refused = {label: reasons[label] for label in labels if label in reasons}
         if refused and (on_unsupported == "raise" or len(refused) == len(candidates)):
             label, reason = next(iter(refused.items()))
             more = f" (and {len(refused) - 1} more layers)" if len(refused) > 1 else ""
@@ -95,25 +91,21 @@ class Probe:
         self.model = model
         self.sites = [site for site in candidates if site.layer not in refused]
         self.skipped_layers = refused
-        self.sink, self.value_bias, self.output = sink, value_bias, output
-        self.measures = default_measures() if measures is None else list(measures)
-        n_heads = max(site.n_heads for site in self.sites)
-        self._kept_heads = kept_heads(self.sites, heads, self.skipped_layers)
-        self._device = self.sites[0].device
-        self._ledger = Ledger(self.sites, n_heads, self._device)
-        for measure in self.measures:
-            measure.bind(len(self.sites), n_heads, self._device)
-        self.rows = {site.index: row for row, site in enumerate(self.sites)}
-        scales = (
-            {site.index: post_norm_scale(site) for site in self.sites} if output == "normed" else {}
+        self.reader = LayerReader(
+            model, self.sites, self.diagnosis, sink=sink, value_bias=value_bias, output=output
         )
-        self.norm_weights = {index: scale for index, scale in scales.items() if scale is not None}
-        self._frames: dict[int, tuple[Any, OutputFrame]] = {}
-        self._pad = pad_embedding(model)
+        self.measures = default_measures() if measures is None else list(measures)
+        self._kept_heads = kept_heads(self.sites, heads, self.skipped_layers)
+        self._rows = {site.index: row for row, site in enumerate(self.sites)}
+        self._pad = PadToken.of(model)
         self._seen = 0
-
-    # -- feeding -----------------------------------------------------------------------------------
-    # -------------------
+        n_heads, device = self._kept_heads.shape[1], self.sites[0].device
+        for measure in self.measures:
+            measure.check_free()
+        with torch.inference_mode(False):  # states must outlive an inference block they are made in
+            self._ledger = Ledger(self.sites, n_heads, device)
+            for measure in self.measures:
+                measure.bind(len(self.sites), n_heads, device)
 
     def hooks(
         self,
@@ -137,9 +129,10 @@ class Probe:
         Raises:
             ValueError: a mask that is not ``batch pos``, or a row without a real token.
         """
-        masks = BatchMasks(attention_mask, decoder_attention_mask, self._pad)
-        hooks = capture_hooks(self.model, self.sites, _Batch(self, masks, documents).consume)
-        return [("hook_embed", masks.look), *hooks] if masks.looks_at_embeddings else hooks
+        self.reader.refresh()
+        masks = BatchMasks(self.sites, attention_mask, decoder_attention_mask, self._pad)
+        hooks = capture_hooks(self.model, self.sites, _Feed(self, masks, documents))
+        return hooks if masks.hook is None else [(masks.hook, masks.look), *hooks]
 
     def read(
         self, cache: Any, attention_mask: Mask = None, *, decoder_attention_mask: Mask = None
@@ -152,11 +145,12 @@ class Probe:
         Raises:
             ValueError: a layer's pattern, v or z is missing; or as for :meth:`hooks`.
         """
-        masks = BatchMasks(attention_mask, decoder_attention_mask, self._pad)
-        batch = _Batch(self, masks, None)
+        self.reader.refresh()
+        masks = BatchMasks(self.sites, attention_mask, decoder_attention_mask, self._pad)
+        feed = _Feed(self, masks, None)
         cached = set(cache.keys())
-        if masks.looks_at_embeddings and "hook_embed" in cached:
-            masks.look(cache["hook_embed"], None)
+        if masks.hook in cached:
+            masks.look(cache[masks.hook])
         for site in self.sites:
             names = (site.pattern_hook, site.v_hook, site.z_hook)
             missing = [name for name in names if name not in cached]
@@ -168,7 +162,7 @@ class Probe:
             if pattern.ndim == 3:  # a cache whose batch dimension was removed
                 pattern, v, z = pattern[None], v[None], z[None]
             with torch.no_grad():
-                batch.consume(site, pattern, v, z)
+                feed(site, pattern, v, z)
 
     def number_documents(self, n: int, given: Sequence[int] | None) -> Sequence[int]:
         """Numbers of the rows of a batch within the corpus: as given, or counted on."""
@@ -177,33 +171,22 @@ class Probe:
         self._seen += n
         return range(self._seen - n, self._seen) if given is None else given
 
-    def frame(self, site: AttentionSite) -> OutputFrame:
-        """The factored output projection of a layer, kept while the layer's weights stay the same."""
-        key = [(id(p), None if p.is_inference() else p._version) for p in site.module.parameters()]
-        held = self._frames.get(site.index)
-        if held is None or held[0] != key:
-            dtype = work_dtype(site.W_O)
-            held = (
-                key,
-                OutputFrame.of(site.W_O.detach(), self.norm_weights.get(site.index), dtype),
-            )
-            self._frames[site.index] = held
-        return held[1]
-
     def take(
-        self, row: int, geometry: AttentionGeometry, z: Tensor, v: Tensor, *, pads_found: bool
+        self,
+        site: AttentionSite,
+        geometry: AttentionGeometry,
+        z: Tensor,
+        v: Tensor,
+        *,
+        pads_found: bool,
     ) -> None:
         """Hand one layer to the checks and to every accumulator."""
+        row = self._rows[site.index]
         if row == 0:
-            real = geometry.rows.any(1).sum()
-            total = geometry.pattern.shape[0] * geometry.n_queries
-            self._ledger.count(geometry.pattern.shape[0], real, (total - real) * int(pads_found))
+            self._ledger.count(geometry.rows.any(1), pads_found=pads_found)
         self._ledger.update(row, geometry, z, v)
         for measure in self.measures:
             measure.update(row, geometry)
-
-    # -- results -----------------------------------------------------------------------------------
-    # -------------------
 
     def result(self) -> xr.Dataset:
         """Everything measured so far, as a dataset with named axes and its provenance in ``attrs``.
@@ -216,9 +199,9 @@ class Probe:
         self.check()
         counts = self._ledger.compute()
         attrs = model_provenance(self.model, self.diagnosis.processing) | {
-            "sink": self.sink.tolist() if isinstance(self.sink, Tensor) else self.sink,
-            "value_bias": self.value_bias,
-            "output": self.output,
+            "sink": _plain(self.reader.sink),
+            "value_bias": self.reader.value_bias,
+            "output": self.reader.output,
             "documents": int(counts["documents"]),
             "tokens": int(counts["tokens"]),
             "rows": int(counts["rows"].max()),
@@ -230,67 +213,47 @@ class Probe:
                     counts["hidden_sink_rows"].sum()
                 ),
             },
-            "warnings": list(self.diagnosis.warnings),
+            "warnings": [*self.diagnosis.warnings, *self._notes()],
         }
         labels = [site.layer for site in self.sites]
         return assemble(self.measures, labels, self._kept_heads, attrs)
 
+    def _notes(self) -> list[str]:
+        bare = self.reader.without_norm
+        return (
+            [f'output="normed": no norm follows the attention of the layers {bare}'] if bare else []
+        )
+
     def check(self) -> None:
         """Raise if what was seen so far can't be trusted; :meth:`result` does the same."""
-        self._ledger.verify(self.sites[0].dtype)
+        self._ledger.verify()
+        if self._ledger.with_sink == 0 and not isinstance(self.reader.sink, str):
+            raise ValueError(f"sink={_plain(self.reader.sink)} names no token of any document")
 
     def reset(self) -> None:
         """Forget all batches."""
-        for metric in (self._ledger, *self.measures):
-            metric.reset()
+        with torch.inference_mode(False):
+            for metric in (self._ledger, *self.measures):
+                metric.reset()
         self._ledger.fired = [0] * len(self.sites)
         self._seen = 0
 
 
-class _Batch:
-    """The way of one batch's layers into the accumulators."""
+def _plain(sink: SinkRule) -> str | int | list[Any]:
+    if isinstance(sink, (str, int)):
+        return sink
+    return list(sink.tolist() if isinstance(sink, Tensor) else sink)
+
+
+class _Feed:
+    """The way of one batch's layers into a probe."""
 
     def __init__(self, probe: Probe, masks: BatchMasks, documents: Sequence[int] | None) -> None:
-        self.probe = probe
-        self.masks = masks
-        self.given = documents
+        self.probe, self.masks, self.given = probe, masks, documents
         self.documents: Sequence[int] = ()
-        stacks: dict[str, int] = {}
-        for row, site in enumerate(probe.sites):
-            if not site.cross:
-                stacks.setdefault(
-                    str(site.layer).partition(".")[0] if isinstance(site.layer, str) else "", row
-                )
-        self.first_of_stack = set(stacks.values())
 
-    def consume(self, site: AttentionSite, pattern: Tensor, v: Tensor, z: Tensor) -> None:
-        probe = self.probe
-        row = probe.rows[site.index]
-        report = probe.reports[site.layer]
-        if row in self.first_of_stack:
-            self.masks.begin(site, report, pattern)
-        if row == 0:
-            self.documents = probe.number_documents(pattern.shape[0], self.given)
-        norm_weight = probe.norm_weights.get(site.index)
-        bias = site.b_V if probe.value_bias == "remove" else None
-        try:
-            geometry = AttentionGeometry(
-                pattern,
-                v,
-                site.W_O.detach(),
-                available=self.masks.available(site, report, pattern),
-                sink=probe.sink,
-                z=z,
-                value_bias="as_hooked" if bias is None else "remove",
-                b_V=bias,
-                output="raw" if norm_weight is None else "normed",
-                norm_weight=norm_weight,
-                cross=site.cross,
-                frame=probe.frame(site),
-                masked=True,
-                layer=site.index,
-                documents=self.documents,
-            )
-        except ValueError as error:
-            raise ValueError(f"layer {site.layer}: {error}") from error
-        probe.take(row, geometry, z, v, pads_found=self.masks.found_padding(site))
+    def __call__(self, site: AttentionSite, pattern: Tensor, v: Tensor, z: Tensor) -> None:
+        if site is self.probe.sites[0]:
+            self.documents = self.probe.number_documents(pattern.shape[0], self.given)
+        geometry = self.probe.reader.geometry(site, pattern, v, z, self.masks, self.documents)
+        self.probe.take(site, geometry, z, v, pads_found=self.masks.found_padding(site))

@@ -112,7 +112,7 @@ def model_provenance(model: Any, processing: Mapping[str, Any]) -> dict[str, Any
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "tl_geometry": _version("tl-geometry"),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": _version("transformers"),
         "transformer_lens": _version("transformer-lens"),
         "model_name": str(getattr(cfg, "model_name", "")),

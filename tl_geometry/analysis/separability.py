@@ -117,13 +117,13 @@ class Separability(Accumulator):
         )
         found["inversion_bound"] = _mean(inversion_bounds(scores.inversions, self.top_n)[2])
         found["separability_rows"] = known.sum(2)
-        if geometry.sinks.shape[1] == 1:
+        if geometry.sinks.shape[1] == 1 and geometry.sink_keys[0].shape[-1] == 1:
             found["certificate"] = _mean(certify_rows(geometry, rows, real, self.top_n).f_score)
         found |= self._control(geometry)
         return found
 
     def _control(self, geometry: AttentionGeometry) -> dict[str, Tensor]:
-        rows, real = geometry.spread_rows(min(self.control_queries, geometry.n_queries))
+        rows, real = geometry.spread_rows(self.control_queries)
         rankings = random_rankings(geometry, rows.shape[1], self.repeats, self.seed)
         scores = score_rows(
             geometry,

@@ -1,57 +1,91 @@
 """Find padding that nobody told us about.
 
 TransformerLens tokenises a list of texts by itself: it pads, and masks the padding only where it is
-    on the left (or where
-attention runs both ways). A probe that is given no mask must not count such pads as tokens. They
-show in two places: the pattern of the first layer, where masked pads receive nothing and masked
-rows are empty or uniform; and the embeddings, where a run of pad tokens at the end of a row gives
-itself away.
+on the left (or where attention runs both ways). A probe that is given no mask must not count such
+pads as tokens. They show in two places: in the pattern, where masked positions of a causal model are
+rows without a causal pattern of their own, and masked keys of a bidirectional one receive nothing;
+and in the token ids or embeddings, where a run of pad tokens ends a row.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["masked_padding", "pad_embedding", "trailing_padding"]
+__all__ = ["PadToken", "masked_padding", "unseen_keys"]
+
+_ROUNDING = 0.05  # what a row of half-precision weights can lack of one
 
 
 def masked_padding(
-    pattern: Float[Tensor, "batch head query key"], *, causal: bool
+    pattern: Float[Tensor, "batch head query key"], *, causal: bool, sums_to_one: bool = True
 ) -> Bool[Tensor, "batch key"]:
     """Positions that the model itself masked, read off a self-attention pattern (of any layer).
 
     >>> pattern = torch.tensor([[[[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.4, 0.6]]]])
     >>> masked_padding(pattern, causal=True).tolist()
     [[True, False, False]]
+
+    These are, in a causal model, rows at the beginning that are empty or look ahead; and keys to
+    which nobody attends although the rows sum to one. Where they don't (``sums_to_one`` says that
+    they should), an ablation has removed the key, and it is no padding.
     """
-    some = pattern != 0
-    bad_row = ~some.any(-1).any(1)
+    leading = torch.zeros_like(pattern[:, 0, 0], dtype=torch.bool)
     if causal:
-        bad_row = bad_row | some.triu(1).any(-1).any(1)
-    used = (some & ~bad_row[:, None, :, None]).any(-2).any(1)
-    return bad_row | ~used
+        some = pattern != 0
+        odd = ~some.any(-1).any(1) | some.triu(1).any(-1).any(1)
+        leading = odd.long().cumprod(-1).bool()
+        leading = leading & ~leading.all(-1, keepdim=True)
+        pattern = pattern.masked_fill(leading[:, None, :, None], 0)
+    unseen = unseen_keys(pattern)
+    if sums_to_one:
+        sums = pattern.sum(-1, dtype=torch.float32).masked_fill(leading[:, None], 1)
+        unseen = unseen & (sums > 1 - _ROUNDING).flatten(1).all(-1, keepdim=True)
+    return leading | unseen
 
 
-def pad_embedding(model: Any) -> Float[Tensor, " d_model"] | None:
-    """Embedding of the tokenizer's pad token, None where there is no tokenizer, pad token or embedding to look at."""
-    pad = getattr(getattr(model, "tokenizer", None), "pad_token_id", None)
-    if pad is None or "hook_embed" not in model.hook_dict:
-        return None
-    W_E = model.W_E
-    return W_E[pad].detach() if 0 <= pad < W_E.shape[0] else None
+def unseen_keys(pattern: Float[Tensor, "batch head query key"]) -> Bool[Tensor, "batch key"]:
+    """Keys to which no head and no query attends."""
+    return ~(pattern != 0).any(-2).any(1)
 
 
-def trailing_padding(
-    embedded: Float[Tensor, "batch pos d_model"], pad: Float[Tensor, " d_model"]
-) -> Bool[Tensor, "batch pos"]:
-    """The run of pad tokens at the end of each row, if any.
+class PadToken:
+    """Recognises a model's pad token at one of its hooks.
 
-    >>> pad, word = torch.zeros(2), torch.ones(2)
-    >>> trailing_padding(torch.stack([pad, word, pad, pad])[None], pad).tolist()
-    [[False, False, True, True]]
+    >>> pad = PadToken.of(model)
+    >>> pad.hook, pad.trailing(torch.tensor([[5, 7, pad.id, pad.id]])).tolist()
+    ('embed.hook_in', [[False, False, True, True]])
     """
-    is_pad = (embedded == pad.to(embedded)).all(-1)
-    return is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
+
+    def __init__(self, hook: str, id: int, embedding: Tensor | None) -> None:  # noqa: A002
+        self.hook = hook
+        self.id = id
+        self._embedding = embedding
+
+    @classmethod
+    def of(cls, model: Any) -> PadToken | None:
+        """The pad token of the model's tokenizer, None where there is none or no hook to see it."""
+        pad = getattr(getattr(model, "tokenizer", None), "pad_token_id", None)
+        if pad is None:
+            return None
+        if "embed.hook_in" in model.hook_dict:  # a TransformerBridge: token ids
+            return cls("embed.hook_in", pad, None)
+        if "hook_embed" not in model.hook_dict or not 0 <= pad < model.W_E.shape[0]:
+            return None
+        return cls("hook_embed", pad, model.W_E[pad].detach())
+
+    def trailing(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
+        """The run of pads at the end of each row, from what the hook shows; None if that is unclear."""
+        if self._embedding is None:
+            if seen.is_floating_point() or seen.ndim != 2:
+                return None
+            is_pad = seen == self.id
+        else:
+            if seen.ndim != 3 or seen.shape[-1] != self._embedding.shape[-1]:
+                return None
+            is_pad = (seen.detach() == self._embedding.to(seen)).all(-1)
+        run: Tensor = is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
+        return run

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.clusters import ULPS
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -100,9 +101,10 @@ def sink_aware_certificate(
     for name, bounds in (("cosine", cosine), ("sink_cosine", sink_cosine)):
         if bounds is not None and not -1 <= bounds[0] <= bounds[1] <= 1:
             raise ValueError(f"{name} must be a range (low, high) within [-1, 1], got {bounds}")
-    if sink_norm_ratio is not None and sink_norm_ratio < 0:
+    one_of("space", space, ("head", "model"))
+    if sink_norm_ratio is not None and not sink_norm_ratio >= 0:
         raise ValueError(
-            f"sink_norm_ratio is a ratio of lengths, so it can't be negative: got {sink_norm_ratio}"
+            f"sink_norm_ratio is a ratio of lengths, so it must be at least 0: got {sink_norm_ratio}"
         )
     geometry = geometry_for(pattern, v, W_O, space=space, available=available, sink=sink)
     if int(geometry.sinks.sum(-1).max()) > 1:

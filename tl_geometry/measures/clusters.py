@@ -30,7 +30,6 @@ boundary. Keys that are much longer are far away, and must not make small distan
 
 _COSINE_FLOOR = 1e-12
 _MIX = 1_000_003  # keeps the seeds of neighbouring documents and layers apart
-_ORDINARY = 24  # scales between 2^-24 and 2^24 are left alone
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,11 @@ def score_rows(
     Counting inversions costs about as much as the rest; without it they are NaN.
     """
     values = geometry.per_head(geometry.v.transpose(1, 2)) if space == "head" else geometry.values
-    # Squares at an ordinary scale; a margin is a length, so it goes back to its own scale at the
-    # end.
+    # Values at a scale of order one; a margin is a length, so it goes back to its own at the end.
     exponent = power_of_two(values, (-2, -1))
-    exponent = torch.where(exponent.abs() > _ORDINARY, exponent, 0)
     values = scale(values, -exponent)
+    if space == "model":
+        exponent = exponent + geometry.frame.exponent[:, None, None]
     candidates = geometry.available
     if exclude_sink:
         candidates = candidates & ~geometry.sinks.unsqueeze(-2)
@@ -92,14 +91,11 @@ def score_rows(
         keep = geometry.take_rows(candidates, rows[:, part])
         keep = keep & real[:, None, part, None]
         scores = None if random is None else random[:, None, part].expand_as(alpha)
-        blocks.append(_score(alpha, keep, values, sizes, rank_by, distance, scores, inversions))
-    if space == "model":
-        exponent = exponent + geometry.frame.exponent[:, None, None]
-    precision, recall, f_score, margin, pairs = (
-        torch.cat(parts, 2) for parts in zip(*blocks, strict=True)
-    )
-    if distance == "euclidean":
-        margin = scale(margin, exponent)
+        blocks.append(
+            _score(alpha, keep, values, exponent, sizes, rank_by, distance, scores, inversions)
+        )
+    found = (torch.cat(parts, 2) for parts in zip(*blocks, strict=True))
+    precision, recall, f_score, margin, pairs = found
     return SeparabilityScores(precision, recall, f_score, margin, pairs, rows)
 
 
@@ -107,6 +103,7 @@ def _score(
     alpha: Float[Tensor, "batch head row key"],
     keep: Bool[Tensor, "batch head_or_1 row key"],
     values: Float[Tensor, "batch head key d"],
+    exponent: Int[Tensor, "batch head 1 1"],
     sizes: tuple[int, ...],
     rank_by: RankBy,
     distance: Distance,
@@ -114,54 +111,50 @@ def _score(
     inversions: bool,
 ) -> tuple[Tensor, ...]:
     alpha = torch.where(keep, alpha, 0)
-    square = values.square().sum(-1).unsqueeze(-2)
-    ranking = (
-        alpha if rank_by == "attention" else alpha * square.sqrt() if random is None else random
-    )
+    lengths = alpha * values.square().sum(-1).sqrt().unsqueeze(-2)
+    ranking = alpha if rank_by == "attention" else lengths if random is None else random
     order = top_keys(ranking, keep, min(max(sizes), alpha.shape[-1]))
+    # Each row at a scale of order one as well: where the sink is left out, all the rest can be tiny.
+    row_exponent = power_of_two(lengths, -1)
+    alpha, lengths = (scale(x, -row_exponent) for x in (alpha, lengths))
+    exponent = exponent + row_exponent
     count = keep.sum(-1)
     chosen = values.unsqueeze(2).expand(-1, -1, order.shape[2], -1, -1)
     chosen = chosen.gather(3, order.unsqueeze(-1).expand(*order.shape, values.shape[-1]))
     best = alpha.gather(-1, order)
     sums = (best.unsqueeze(-1) * chosen).cumsum(-2)
-    lengths = best.square() * square.expand_as(alpha).gather(-1, order)
-    longest = lengths.cummax(-1).values
-    own = (alpha.square() * square).masked_fill_(~keep, torch.inf)
+    longest = lengths.gather(-1, order).square().cummax(-1).values
+    if distance == "cosine":
+        # The guard of the definition, in the units of this row.
+        floor = scale(
+            torch.full_like(longest[..., :1], _COSINE_FLOOR), (-2 * exponent).clamp(-126, 126)
+        )
+    else:
+        own = lengths.square().masked_fill_(~keep, torch.inf)
     found = []
     for size in sizes:
         n = min(size, order.shape[-1])
         total = sums[..., n - 1, :]
-        gap = _order_of_distance(alpha, own, values, total, distance)
-        offset = total.square().sum(-1)
-        slack = (
-            ULPS
-            * torch.finfo(gap.dtype).eps
-            * (1 if distance == "cosine" else offset + longest[..., n - 1])
-        )
-        slack = slack if isinstance(slack, Tensor) else torch.full_like(offset, slack)
-        counts = _count(gap, order[..., :n], slack, inversions)
+        square = total.square().sum(-1)
+        if distance == "cosine":
+            along = (total @ values.transpose(-1, -2)).mul_(-alpha)
+            gap = along.div_(lengths * square.sqrt().unsqueeze(-1) + floor).masked_fill_(
+                ~keep, torch.inf
+            )
+            slack = torch.ones_like(square)
+        else:
+            # D^2 - |s|^2 = |y|^2 - 2 <y, s>: the order of distances without computing them.
+            gap = torch.addcmul(own, (-2 * total) @ values.transpose(-1, -2), alpha)
+            slack = square + longest[..., n - 1]
+        counts = _count(gap, order[..., :n], slack * ULPS * torch.finfo(gap.dtype).eps, inversions)
         far, near = counts.farthest_selected, counts.nearest_other
         if distance == "euclidean":
             far, near = (
-                _distance(alpha, values, total, key)
+                scale(_distance(alpha, values, total, key), exponent.squeeze(-1))
                 for key in (counts.farthest_key, counts.nearest_key)
             )
         found.append(_rates(n, counts, near - far, undefined=count <= size))
     return tuple(torch.stack(parts, -1) for parts in zip(*found, strict=True))
-
-
-def _order_of_distance(
-    alpha: Tensor, own: Tensor, values: Tensor, total: Tensor, distance: Distance
-) -> Tensor:
-    """D^2 - |s|^2 = |y|^2 - 2 <y, s> for each key (or D - 1 = -cos): the order of distances without computing them.
-
-    ``own`` holds |y|^2, and infinity where a key does not take part.
-    """
-    if distance == "euclidean":
-        return torch.addcmul(own, (-2 * total) @ values.transpose(-1, -2), alpha)
-    along = (total @ values.transpose(-1, -2)).mul_(-alpha)
-    lengths = own.sqrt() * total.square().sum(-1, keepdim=True).sqrt()
-    return torch.where(own.isinf(), torch.inf, along.div_(lengths + _COSINE_FLOOR))
 
 
 def _distance(

@@ -146,10 +146,12 @@ class AttentionLayer:
     @cached_property
     def sink_keys(self) -> tuple[Int[Tensor, "batch head slot"], Bool[Tensor, "batch head slot"]]:
         """Positions of the sinks of each head, padded to the same number, and which of them are real."""
-        if (isinstance(self._sink, str) and self._sink == "first") or isinstance(self._sink, int):
+        if isinstance(self._sink, int) or (isinstance(self._sink, str) and self._sink == "first"):
             slots = 1
-        else:
+        elif isinstance(self._sink, (str, Tensor)):
             slots = int(self.sinks.sum(-1).max())
+        else:
+            slots = min(len(self._sink), self.n_keys)
         found = self.sinks.expand(-1, self.n_heads, -1).int().topk(slots, dim=-1)
         return found.indices, found.values > 0
 

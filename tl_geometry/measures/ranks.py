@@ -6,18 +6,24 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+_SAME = 2.0**-18
+
 
 def average_ranks(
     x: Float[Tensor, "*axes n"], keep: Bool[Tensor, "*axes n"]
 ) -> Float[Tensor, "*axes n"]:
     """Ranks from 0 among the kept entries, ties sharing their mean; meaningless where not kept.
 
+    Neighbours that agree to 2^-18 count as equal: repeated tokens tie up to rounding, which must not
+    decide their order.
+
     >>> average_ranks(torch.tensor([3.0, 1.0, 3.0, 9.0]), torch.tensor([True, True, True, False])).tolist()
     [1.5, 0.0, 1.5, 3.0]
     """
     ordered, order = torch.where(keep, x, torch.inf).sort(dim=-1)
     place = torch.arange(x.shape[-1], device=x.device).expand_as(order)
-    differs = ordered[..., 1:] != ordered[..., :-1]
+    low, high = ordered[..., :-1], ordered[..., 1:]
+    differs = high - low > _SAME * torch.maximum(low.abs(), high.abs())
     edge = torch.ones_like(order[..., :1], dtype=torch.bool)
     first = torch.where(torch.cat([edge, differs], -1), place, 0).cummax(-1).values
     last = (

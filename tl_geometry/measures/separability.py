@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from operator import index
 from typing import Literal
 
 import torch
@@ -118,7 +119,11 @@ def _over_repeats(runs: list[SeparabilityScores]) -> SeparabilityScores:
 
 def checked_sizes(top_n: Sequence[int] | int) -> tuple[int, ...]:
     """The sizes N as a tuple of positive ints."""
-    sizes = (top_n,) if isinstance(top_n, int) else tuple(int(n) for n in top_n)
+    given = (top_n,) if isinstance(top_n, int) else tuple(top_n)
+    try:
+        sizes = tuple(index(n) for n in given)
+    except TypeError as error:
+        raise TypeError(f"top_n must hold integers, got {top_n!r}") from error
     if not sizes or min(sizes) < 1:
         raise ValueError(f"top_n must hold sizes of at least 1, got {top_n!r}")
     return sizes
@@ -149,11 +154,17 @@ def select_rows(
     """Positions of the queries to look at in each document, and which of them are real."""
     batch, n = geometry.pattern.shape[0], geometry.n_queries
     if isinstance(queries, Tensor):
-        if queries.is_floating_point() or queries.dtype == torch.bool or queries.ndim not in (1, 2):
+        fits = (
+            queries.ndim in (1, 2)
+            and queries.numel() > 0
+            and (queries.ndim == 1 or len(queries) == batch)
+        )
+        if queries.is_floating_point() or queries.dtype == torch.bool or not fits:
             raise ValueError(
-                f"queries must be positions (query or batch query), got {queries.dtype} {tuple(queries.shape)}"
+                f"queries must be integer positions, query or batch query with batch {batch}, got "
+                f"{queries.dtype} {tuple(queries.shape)}"
             )
-        if queries.numel() and not (int(queries.min()) >= 0 and int(queries.max()) < n):
+        if not (int(queries.min()) >= 0 and int(queries.max()) < n):
             raise ValueError(
                 f"queries must lie in 0..{n - 1}, got {int(queries.min())}..{int(queries.max())}"
             )

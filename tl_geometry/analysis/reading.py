@@ -1,0 +1,139 @@
+"""From hooked tensors to the geometry of a layer, with what is known of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tl_geometry.analysis.batch_masks import BatchMasks
+from tl_geometry.hooks import AttentionSite, Doctor
+from tl_geometry.hooks.dropout import active_dropout
+from tl_geometry.hooks.post_norm import post_norm_scale
+from tl_geometry.measures.checks import one_of
+from tl_geometry.measures.frame import OutputFrame
+from tl_geometry.measures.geometry import AttentionGeometry
+from tl_geometry.measures.layer import Output, ValueBias
+from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.scaling import work_dtype
+
+__all__ = ["LayerReader"]
+
+
+class LayerReader:
+    """Builds each layer's geometry from its tensors, its live weights and the masks of the batch.
+
+    The factored output projections are kept from batch to batch, and dropped when a layer's weights
+    change.
+
+    Raises:
+        ValueError: an unknown option, or a norm behind the attention that is no elementwise scale.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sites: Sequence[AttentionSite],
+        diagnosis: Doctor,
+        *,
+        sink: SinkRule = "first",
+        value_bias: ValueBias = "as_hooked",
+        output: Output = "raw",
+    ) -> None:
+        one_of("value_bias", value_bias, ("as_hooked", "remove"))
+        one_of("output", output, ("raw", "normed"))
+        self.model = model
+        self.sites = list(sites)
+        self.reports = {report.layer: report for report in diagnosis.layers}
+        self.sink, self.value_bias, self.output = sink, value_bias, output
+        found = {site.index: post_norm_scale(site) for site in sites} if output == "normed" else {}
+        self.norm_weights = {index: scale for index, scale in found.items() if scale is not None}
+        self.without_norm = [s.layer for s in sites if s.index in found and found[s.index] is None]
+        self._frames: dict[int, tuple[Any, OutputFrame]] = {}
+        self._sums: list[float] = []
+
+    def refresh(self) -> None:
+        """Look at the model before a forward: weights may have changed, dropout may be active.
+
+        Raises:
+            ValueError: dropout is active, so that the pattern would be that after dropout.
+        """
+        dropped = active_dropout(self.model)
+        if dropped is not None:
+            raise ValueError(f"dropout is active ({dropped}): call model.eval() first")
+        sums = torch.stack([site.W_O.double().sum().cpu() for site in self.sites]).tolist()
+        if sums != self._sums:
+            self._frames.clear()
+            self._sums = sums
+
+    def geometry(
+        self,
+        site: AttentionSite,
+        pattern: Tensor,
+        v: Tensor,
+        z: Tensor,
+        masks: BatchMasks,
+        documents: Sequence[int] | None = None,
+    ) -> AttentionGeometry:
+        """The geometry of one layer of one batch.
+
+        Raises:
+            ValueError: tensors or masks that do not fit, with the layer's label.
+        """
+        norm_weight = self.norm_weights.get(site.index)
+        bias = site.b_V if self.value_bias == "remove" else None
+        try:
+            if not site.cross and pattern.shape[-1] != pattern.shape[-2]:
+                raise ValueError(
+                    f"the pattern has {pattern.shape[-2]} queries and {pattern.shape[-1]} keys: with a KV "
+                    "cache the values of earlier positions are not at hand; run the full text uncached"
+                )
+            return AttentionGeometry(
+                pattern,
+                v,
+                site.W_O.detach(),
+                available=masks.available(site, self.reports[site.layer], pattern),
+                sink=self._sink(pattern),
+                z=z,
+                value_bias="as_hooked" if bias is None else "remove",
+                b_V=bias,
+                output="raw" if norm_weight is None else "normed",
+                norm_weight=norm_weight,
+                cross=site.cross,
+                frame=self._frame(site),
+                masked=True,
+                layer=site.index,
+                documents=documents,
+            )
+        except ValueError as error:
+            raise ValueError(f"layer {site.layer}: {error}") from error
+
+    def _sink(self, pattern: Tensor) -> SinkRule:
+        """The sink rule for a batch: an ordinal beyond its tokens names no sink in it."""
+        if isinstance(self.sink, str):
+            return self.sink
+        if isinstance(self.sink, Tensor) and (self.sink.ndim != 1 or not _is_integer(self.sink)):
+            return self.sink  # a mask, or wrong
+        ordinals = [self.sink] if isinstance(self.sink, int) else [int(k) for k in self.sink]
+        within = [k for k in ordinals if k < pattern.shape[-1]]
+        if within or not ordinals:
+            return within
+        return torch.zeros(
+            pattern.shape[0], pattern.shape[-1], dtype=torch.bool, device=pattern.device
+        )
+
+    def _frame(self, site: AttentionSite) -> OutputFrame:
+        weights = site.module.parameters()
+        key = [(p.data_ptr(), p.dtype, None if p.is_inference() else p._version) for p in weights]
+        held = self._frames.get(site.index)
+        if held is None or held[0] != key:
+            W_O = site.W_O.detach()
+            frame = OutputFrame.of(W_O, self.norm_weights.get(site.index), work_dtype(W_O))
+            held = self._frames[site.index] = (key, frame)
+        return held[1]
+
+
+def _is_integer(x: Tensor) -> bool:
+    return not x.is_floating_point() and x.dtype != torch.bool
