@@ -218,17 +218,11 @@ def numbers(
             for j in range(keys)
             if seen[i, j] and j != sink and i in rows
         ]
-        factors = (("attention", a), ("relative_norm", rho), ("cosine", cosine))
-        for name, factor in factors:
-            value = literal_sinks.spearman(
-                [c[h, i, j] for i, j in tail], [factor[h, i, j] for i, j in tail]
-            )
-            put(f"tail_spearman_{name}", value)
-            pairs = [i for i in later if i in rows]
-            value = literal_sinks.spearman(
-                [c[h, i, sink] for i in pairs], [factor[h, i, sink] for i in pairs]
-            )
-            put(f"sink_spearman_{name}", value)
+        pairs = [(i, sink) for i in later if i in rows]
+        for group, entries in (("tail", tail), ("sink", pairs)):
+            chosen = ([x[h, i, j] for i, j in entries] for x in (c, a, rho, cosine))
+            for name, value in literal_sinks.factor_correlations(*chosen).items():
+                put(f"{group}_spearman_{name}", value)
         negative = [float(c[h, i, sink] < 0) for i in later if i in rows]
         put("sink_negative_share", _mean(negative))
         head = literal_contributions.projected_values(

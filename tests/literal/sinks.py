@@ -29,31 +29,43 @@ def sink_metric(pattern, epsilon=0.3, *, available=None):
     return np.where(np.isnan(received), np.nan, (received > epsilon).astype(float))
 
 
-def average_ranks(values) -> list[float]:
-    """Ranks from 1; values that agree to 2^-18 with their neighbour share the mean of their ranks."""
+def average_ranks(values, sizes) -> list[float]:
+    """Ranks from 1; neighbours closer than 2^-20 of their size share the mean of their ranks."""
     order = sorted(range(len(values)), key=lambda place: values[place])
-    ranks = [0.0] * len(values)
-    group = []
+    groups: list[list[tuple[int, int]]] = []
     for rank, place in enumerate(order, start=1):
-        if group:
-            low, high = values[group[-1][1]], values[place]
-            if high - low > 2.0**-18 * max(abs(low), abs(high)):
-                group = []
-        group.append((rank, place))
-        mean = sum(r for r, _ in group) / len(group)
-        for _, member in group:
-            ranks[member] = mean
+        if groups:
+            before = groups[-1][-1][1]
+            if values[place] - values[before] <= 2.0**-20 * max(sizes[place], sizes[before]):
+                groups[-1].append((rank, place))
+                continue
+        groups.append([(rank, place)])
+    ranks = [0.0] * len(values)
+    for group in groups:
+        for _, place in group:
+            ranks[place] = sum(rank for rank, _ in group) / len(group)
     return ranks
 
 
-def spearman(left, right) -> float:
+def spearman(left, right, left_size=None, right_size=None) -> float:
     """Pearson correlation of the average ranks; NaN if either side is constant."""
     if len(left) < 2:
         return math.nan
-    x, y = np.array(average_ranks(left)), np.array(average_ranks(right))
+    x = np.array(average_ranks(left, np.abs(left) if left_size is None else left_size))
+    y = np.array(average_ranks(right, np.abs(right) if right_size is None else right_size))
     x, y = x - x.mean(), y - y.mean()
     scale = math.sqrt((x @ x) * (y @ y))
     return float(x @ y) / scale if scale > 0 else math.nan
+
+
+def factor_correlations(c, attention, relative_norm, cosine) -> dict[str, float]:
+    """Of contributions with each factor; a cosine is rounded on the scale of one, c on its factors'."""
+    size = np.asarray(attention) * np.asarray(relative_norm)
+    return {
+        "attention": spearman(c, attention, size),
+        "relative_norm": spearman(c, relative_norm, size),
+        "cosine": spearman(c, cosine, size, np.ones(len(c))),
+    }
 
 
 def _values_around_sink(values, sinks, others):
@@ -113,11 +125,7 @@ def sink_geometry(pattern, v, W_O, *, available=None, sink="first", **bias):
             put("negative_share", sum(negative) / len(negative) if negative else math.nan)
             for group, places in (("sink", at_sink), ("tail", tail)):
                 c = [weights[b, h, i, j] for i, j in places]
-                for name, factor in zip(
-                    ("attention", "relative_norm", "cosine"), factors, strict=True
-                ):
-                    put(
-                        f"{group}_spearman_{name}",
-                        spearman(c, [factor[b, h, i, j] for i, j in places]),
-                    )
+                chosen = [[factor[b, h, i, j] for i, j in places] for factor in factors]
+                for name, value in factor_correlations(c, *chosen).items():
+                    put(f"{group}_spearman_{name}", value)
     return result

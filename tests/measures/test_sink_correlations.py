@@ -89,4 +89,4 @@ def test_ranks_of_the_literal_form():
         if len(set(left)) > 1 and len(set(right)) > 1:
             expected = spearmanr(left, right).statistic
             assert literal.spearman(left, right) == pytest.approx(expected, abs=1e-12)
-    assert literal.average_ranks([5, 1, 5, 7]) == [2.5, 1, 2.5, 4]
+    assert literal.average_ranks([5, 1, 5, 7], [0] * 4) == [2.5, 1, 2.5, 4]

@@ -126,8 +126,9 @@ def _score(
     longest = lengths.gather(-1, order).square().cummax(-1).values
     if distance == "cosine":
         # The guard of the definition, in the units of this row.
-        floor = scale(
-            torch.full_like(longest[..., :1], _COSINE_FLOOR), (-2 * exponent).clamp(-126, 126)
+        floor = torch.full_like(longest[..., :1], _COSINE_FLOOR)
+        floor = scale(floor, (-2 * exponent).clamp(-126, 126)).clamp(
+            min=torch.finfo(floor.dtype).tiny
         )
     else:
         own = lengths.square().masked_fill_(~keep, torch.inf)

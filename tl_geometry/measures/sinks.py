@@ -230,8 +230,12 @@ def tail_correlations(
 def _correlations(
     c: Tensor, factors: tuple[Tensor, Tensor, Tensor], keep: Tensor
 ) -> dict[str, Tensor]:
-    flat = tuple(factor.expand_as(c).flatten(-2) for factor in factors)
-    found = spearman(c.flatten(-2), flat, keep.expand_as(c).flatten(-2))
+    attention, relative_norm, cosine = (factor.expand_as(c).flatten(-2) for factor in factors)
+    # A cosine is rounded on the scale of one, a contribution on that of its other factors.
+    sizes = (attention * relative_norm, None, None, torch.ones_like(cosine))
+    found = spearman(
+        c.flatten(-2), (attention, relative_norm, cosine), keep.expand_as(c).flatten(-2), sizes
+    )
     return dict(zip(("attention", "relative_norm", "cosine"), found, strict=True))
 
 
