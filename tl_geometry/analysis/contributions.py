@@ -95,14 +95,13 @@ def _sums(geometry: AttentionGeometry, mode: Mode) -> tuple[Tensor, Tensor, Tens
     """
     inverse = 1 / torch.where(geometry.value_norms > 0, geometry.value_norms, torch.inf)
     absolute, distance, cosine = [], [], []
-    for rows in geometry.blocks():
-        c = geometry.contributions(mode, rows)
+    for rows, keys in geometry.spans():
+        c = geometry.contributions(mode, rows, keys)
         absolute.append(torch.linalg.vector_norm(c, 1, dim=-1))
         if mode == "intra":
-            cosine.append((c @ inverse.unsqueeze(-1)).squeeze(-1))
-            distance.append(
-                torch.linalg.vector_norm(c.sub_(geometry.pattern[:, :, rows]), 1, dim=-1)
-            )
+            cosine.append((c @ inverse[..., keys].unsqueeze(-1)).squeeze(-1))
+            c.sub_(geometry.pattern[:, :, rows, keys])
+            distance.append(torch.linalg.vector_norm(c, 1, dim=-1))
     negative = (torch.cat(absolute, -1) - geometry.contribution_sums(mode)) / 2
     if mode == "inter":
         return negative, negative, negative

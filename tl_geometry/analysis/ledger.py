@@ -11,6 +11,7 @@ from torchmetrics import Metric
 
 from tl_geometry.hooks import AttentionSite
 from tl_geometry.measures import AttentionGeometry
+from tl_geometry.measures.scaling import sign_vector
 
 __all__ = ["Ledger"]
 
@@ -74,17 +75,17 @@ class Ledger(Metric):
         broken = ~torch.isfinite(geometry.outputs).all(-1) & rows
         self.non_finite[layer, : geometry.n_heads] += broken.sum((0, 2)).to(device)
 
-        real_keys = geometry.available.any(-2).any(1)
-        attended, at_padding, error = _row_sums(geometry, z, v, real_keys)
-        attending = (attended != 0) & rows
+        attending = (geometry.totals.attention != 0) & rows
         self.attending[layer, : geometry.n_heads] += attending.sum((0, 2)).to(device)
         index, real = geometry.spread_rows(_STRUCTURE_ROWS)
         pattern = geometry.take_rows(geometry.pattern, index)
         beyond = (pattern * ~geometry.take_rows(geometry.available, index)).amax(-1)
-        outside = torch.maximum(_largest(at_padding, rows), _largest(beyond, real[:, None]))
+        outside = torch.maximum(
+            _largest(geometry.totals.hidden, rows), _largest(beyond, real[:, None])
+        )
         self.outside[layer] = torch.maximum(self.outside[layer], outside.to(device))
         coarsest = max(_TOLERANCE.get(x.dtype, _HALF_TOLERANCE) for x in (z, v, geometry.pattern))
-        mismatch = _largest(error, rows) / coarsest
+        mismatch = _largest(_mismatch(geometry, z), rows) / coarsest
         self.mismatch[layer] = torch.maximum(self.mismatch[layer], mismatch.to(device))
 
     def count(self, real: Bool[Tensor, "batch query"], *, pads_found: bool) -> None:
@@ -168,25 +169,13 @@ class Ledger(Metric):
             )
 
 
-def _row_sums(
-    geometry: AttentionGeometry, z: Tensor, v: Tensor, real_keys: Bool[Tensor, "batch key"]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row: all attention, attention to padding, and how far z is from pattern @ v.
-
-    The last along a fixed direction with components of size one, relative to sum_j alpha_j |v_j|.
-    """
-    d_head = v.shape[-1]
-    signs = torch.randint(0, 2, (d_head,), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    direction = signs.to(v.device, geometry.dtype)
-    values = v.to(geometry.dtype).masked_fill(~real_keys[..., None, None], 0).transpose(1, 2)
-    along = geometry.per_head(values @ direction)
-    lengths = geometry.per_head(values.abs().amax(-1))
-    padding = (~real_keys)[:, None].expand_as(along).to(along)
-    columns = torch.stack([torch.ones_like(along), padding, along, lengths], -1)
-    attended, at_padding, mixed, gross = (geometry.pattern @ columns).unbind(-1)
-    difference = (mixed - z.to(geometry.dtype).transpose(1, 2) @ direction).abs()
-    error = torch.where(gross > 0, difference / gross, (difference > 0).to(difference))
-    return attended, at_padding, error
+def _mismatch(geometry: AttentionGeometry, z: Tensor) -> Float[Tensor, "batch head query"]:
+    """How far z is from pattern @ v along one fixed direction, relative to sum_j alpha_j max |v_j|."""
+    direction = sign_vector(z.shape[-1], z.device, geometry.dtype)
+    totals = geometry.totals
+    difference = (totals.along - z.to(geometry.dtype).transpose(1, 2) @ direction).abs()
+    relative = difference / totals.largest
+    return torch.where(totals.largest > 0, relative, (difference > 0).to(difference))
 
 
 def _largest(

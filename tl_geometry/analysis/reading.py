@@ -102,6 +102,7 @@ class LayerReader:
                 output="raw" if norm_weight is None else "normed",
                 norm_weight=norm_weight,
                 cross=site.cross,
+                causal=self.reports[site.layer].causal and not site.cross,
                 frame=self._frame(site),
                 masked=True,
                 layer=site.index,

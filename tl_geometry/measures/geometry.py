@@ -7,6 +7,7 @@ the only quadratic tensor; measures go through its rows in :meth:`blocks`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -18,12 +19,31 @@ from torch import Tensor
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.layer import AttentionLayer
-from tl_geometry.measures.scaling import over_square, safe_norm, scale
+from tl_geometry.measures.scaling import over_square, safe_norm, scale, sign_vector
 
 Mode: TypeAlias = Literal["intra", "inter"]
 
 UNDEFINED_BELOW = 2.0**-20
 """A row is undefined where |o| is at most this share of sum_j alpha_j |v_j W_O|: the sum has cancelled."""
+
+
+@dataclass(frozen=True)
+class RowTotals:
+    """Attention-weighted sums over the keys of each row.
+
+    Attributes:
+        attention: of one; 1 but for learned sinks and rows without attention.
+        hidden: of the keys that no query may see; 0 where the mask is right.
+        along: of the hooked values along :func:`sign_vector`, which z must match.
+        largest: of the hooked values' largest components.
+        gross: of |v W_O|, in units of the head's frame.
+    """
+
+    attention: Float[Tensor, "batch head query"]
+    hidden: Float[Tensor, "batch head query"]
+    along: Float[Tensor, "batch head query"]
+    largest: Float[Tensor, "batch head query"]
+    gross: Float[Tensor, "batch head query"]
 
 
 class AttentionGeometry(AttentionLayer):
@@ -80,9 +100,25 @@ class AttentionGeometry(AttentionLayer):
         return self.per_head(safe_norm(self.v.transpose(1, 2)))
 
     @cached_property
+    def totals(self) -> RowTotals:
+        """What one pass over the pattern tells of every row."""
+        hidden = (~self.available.any(-2).any(1))[:, None].to(self.dtype)
+        v = self.hooked_v.transpose(1, 2)
+        lengths = v.abs().amax(-1)
+        along = v @ sign_vector(v.shape[-1], v.device, self.dtype)
+        columns = (
+            torch.ones_like(self.value_norms),
+            hidden.expand_as(self.value_norms),
+            self.per_head(along),
+            self.per_head(lengths),
+            self.value_norms,
+        )
+        return RowTotals(*(self.pattern @ torch.stack(columns, -1)).unbind(-1))
+
+    @property
     def gross(self) -> Float[Tensor, "batch head query"]:
         """sum_j alpha_j |v_j W_O|: the output's length if nothing cancelled, in units of the head's frame."""
-        return torch.einsum("bhqk,bhk->bhq", self.pattern, self.value_norms)
+        return self.totals.gross
 
     # Intra mode works in each head's frame; inter mode in value space, in units of the layer's largest frame.
 
@@ -156,15 +192,15 @@ class AttentionGeometry(AttentionLayer):
         )
 
     def contributions(
-        self, mode: Mode, rows: slice = slice(None)
-    ) -> Float[Tensor, "batch head query key"]:
-        """Contribution weights of some rows; a new tensor each time."""
+        self, mode: Mode, rows: slice = slice(None), keys: slice = slice(None)
+    ) -> Float[Tensor, "batch head some_queries some_keys"]:
+        """Contribution weights of some rows to some keys; a new tensor each time."""
         dual, _, defined = self._direction(mode)
-        scores = dual[:, :, rows] @ self.keys(mode).transpose(-1, -2)
-        undefined = ~defined[:, :, rows].unsqueeze(-1)
-        if scores.requires_grad or self.pattern.requires_grad:
-            return (scores * self.pattern[:, :, rows]).masked_fill(undefined, torch.nan)
-        return scores.mul_(self.pattern[:, :, rows]).masked_fill_(undefined, torch.nan)
+        pattern, targets = self.pattern[:, :, rows, keys], self.keys(mode)[:, :, keys]
+        if not (dual.requires_grad or pattern.requires_grad):
+            return (self.dual(mode)[:, :, rows] @ targets.transpose(-1, -2)).mul_(pattern)
+        scores = dual[:, :, rows] @ targets.transpose(-1, -2)
+        return (scores * pattern).masked_fill(~defined[:, :, rows].unsqueeze(-1), torch.nan)
 
     def sink_contributions(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """Contribution of the sinks together, per row, without computing the other keys."""

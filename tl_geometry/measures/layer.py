@@ -18,7 +18,7 @@ from tl_geometry.measures.scaling import work_dtype
 ValueBias: TypeAlias = Literal["as_hooked", "remove"]
 Output: TypeAlias = Literal["raw", "normed"]
 
-BLOCK_ELEMENTS = 2**20
+BLOCK_ELEMENTS = 2**18
 """Entries of a pattern that are worked on at once: small enough to stay in a processor's cache."""
 
 
@@ -34,6 +34,7 @@ class AttentionLayer:
         sink: which keys are sinks.
         z: mixed values, if at hand in full precision; else ``pattern @ v`` is computed in float32.
         cross: queries and keys are different sequences, so no query is its own key.
+        causal: whether no query may use a later key, where it is known; else it is read off ``available``.
         frame: the factored output projection, where it is at hand already.
         masked: entries of ``pattern`` outside ``available`` are known to be zero already.
         layer, documents: which layer and documents these are; random controls are seeded by them,
@@ -58,6 +59,7 @@ class AttentionLayer:
         output: Output = "raw",
         norm_weight: Float[Tensor, " d_model"] | None = None,
         cross: bool = False,
+        causal: bool | None = None,
         frame: OutputFrame | None = None,
         masked: bool = False,
         layer: int = 0,
@@ -75,6 +77,7 @@ class AttentionLayer:
         if available is not None:  # whatever stands at padding, NaN included, takes part in nothing
             seen = self.available.any(-2).any(1)
             self.v = self.v.masked_fill(~seen[..., None, None], 0)
+        self.hooked_v = self.v
         if value_bias == "remove":
             bias = kv_bias(b_V, v, W_O)
             self.v = self.v - bias
@@ -82,6 +85,7 @@ class AttentionLayer:
         if output == "normed":
             check_norm_weight(norm_weight, W_O)
         self.W_O = W_O
+        self._causal = causal
         self.cross = cross or pattern.shape[2] != pattern.shape[3]
         self.layer = layer
         self.documents = tuple(range(pattern.shape[0])) if documents is None else tuple(documents)
@@ -176,9 +180,11 @@ class AttentionLayer:
         return self.sink_columns(self.pattern).sum(-1)
 
     @cached_property
-    def causal(self) -> Bool[Tensor, ""]:
+    def causal(self) -> bool:
         """Whether no query may use a later key."""
-        return ~self.available.triu(1).any() & (self.n_queries == self.n_keys)
+        if self._causal is None:
+            self._causal = not self.cross and not bool(self.available.triu(1).any())
+        return self._causal
 
     def spread_rows(self, n: int) -> tuple[Int[Tensor, "batch row"], Bool[Tensor, "batch row"]]:
         """Up to ``n`` evenly spaced real rows of each document, its last included, and which of them exist.
@@ -205,8 +211,13 @@ class AttentionLayer:
         per_row = self.pattern.shape[0] * self.n_heads * self.n_keys
         return max(1, BLOCK_ELEMENTS // max(1, per_row))
 
-    def blocks(self, n_rows: int | None = None) -> Iterator[slice]:
-        """Cut the rows (or so many chosen ones) in slices whose quadratic temporaries stay small."""
-        total, step = self.n_queries if n_rows is None else n_rows, self.rows_per_block
-        for start in range(0, total, step):
-            yield slice(start, min(start + step, total))
+    def blocks(self, n_rows: int) -> Iterator[slice]:
+        """Cut so many chosen rows in slices whose quadratic temporaries stay small."""
+        step = self.rows_per_block
+        for start in range(0, n_rows, step):
+            yield slice(start, min(start + step, n_rows))
+
+    def spans(self) -> Iterator[tuple[slice, slice]]:
+        """Slices of all rows, each with the slice of keys that a causal layer's rows can use at most."""
+        for rows in self.blocks(self.n_queries):
+            yield rows, slice(0, rows.stop if self.causal else self.n_keys)

@@ -158,8 +158,8 @@ def winner_positions(
     # underflowing to ties.
     norms = scale(norms, -power_of_two(norms, -1))
     best, position = [], []
-    for rows in geometry.blocks():
-        block = (geometry.pattern[:, :, rows] * norms).max(dim=-1)
+    for rows, keys in geometry.spans():
+        block = (geometry.pattern[:, :, rows, keys] * norms[..., keys]).max(dim=-1)
         best.append(block.values)
         position.append(block.indices)
     winner = torch.cat(position, -1)

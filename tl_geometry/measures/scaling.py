@@ -42,3 +42,9 @@ def over_square(x: Float[Tensor, "... d"]) -> tuple[Float[Tensor, "... d"], Floa
     safe = torch.where(zero, 1, square)
     norm = torch.where(zero, 0, scale(safe.sqrt(), exponent))
     return scale(scaled / safe, -exponent), norm.squeeze(-1)
+
+
+def sign_vector(n: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " n"]:
+    """A fixed vector of n random signs: a direction that no real vector happens to be orthogonal to."""
+    signs = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return signs.to(device, dtype)
