@@ -4,6 +4,7 @@
 #   make test                 the tests; make TL=4.3.0 test, make TL=2.18.0 test: the other lines
 #   make lint                 ruff, mypy, import-linter
 #   make bench                the benchmarks (writes bench.json)
+#   make bounds               the bounds on separability, on every row of the demo corpora
 #   make browser              Debian's Chromium for the tests that open a page
 #   make clean                remove environments, caches and outputs
 #
@@ -36,7 +37,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench browser clean env
+.PHONY: help demo test lint bench bounds browser clean env
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -92,6 +93,9 @@ endif
 
 bench: env
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+
+bounds: env
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.bounds
 
 browser:
 	@if command -v chromium >/dev/null; then \

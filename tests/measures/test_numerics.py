@@ -212,3 +212,14 @@ def test_the_ends_of_float16(scale):
     tensors = (made.pattern.half(), v, made.W_O.half())
     expected = literal.contribution_weights(*tensors)
     assert_same(contribution_weights(*tensors), expected, row_tolerance(expected, "intra"))
+
+
+def test_autocast_regions_do_not_round():
+    from tl_geometry import contribution_weights, separability
+
+    made = problem(batch=1, heads=2, kv_heads=1, queries=12, seed=3)
+    outside = contribution_weights(*made.tensors), separability(*made.tensors).margin
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = contribution_weights(*made.tensors), separability(*made.tensors).margin
+    for a, b in zip(outside, inside, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

@@ -22,7 +22,7 @@ from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.ranking import top_keys
 from tl_geometry.measures.regimes import Space
-from tl_geometry.measures.scaling import power_of_two, safe_norm, scale
+from tl_geometry.measures.scaling import full_precision, power_of_two, safe_norm, scale
 from tl_geometry.measures.separability import (
     TOP_N,
     checked_sizes,
@@ -62,6 +62,7 @@ class _Bounds:
     sink_high: Tensor
 
 
+@full_precision
 def sink_aware_certificate(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],

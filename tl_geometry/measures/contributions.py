@@ -3,8 +3,7 @@
     c_ij = <o_i, alpha_ij v_j W_O> / |o_i|^2 = alpha_ij * (|v_j W_O| / |o_i|) * cos(o_i, v_j W_O)
 
 Source: Cunningham & Muca Cirone, "Contribution Weights: A Geometrical Analysis of Self-Attention
-    Transformers",
-arXiv 2606.07604. All functions take the attention pattern, the values and the output projection of
+Transformers", arXiv 2606.07604. All functions take the attention pattern, the values and the output projection of
 one layer, as TransformerLens caches them (``hook_pattern``, ``hook_v``, ``attn.W_O``), leave them
 as they are, and are differentiable.
 """
@@ -21,7 +20,7 @@ from torch import Tensor
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.layer import Output, ValueBias
-from tl_geometry.measures.scaling import scale
+from tl_geometry.measures.scaling import full_precision, scale
 
 Importance: TypeAlias = Literal[
     "attention", "value_weighted", "value_weighted_normalized", "contribution", "random"
@@ -50,6 +49,7 @@ class ContributionFactors:
     cosine: Float[Tensor, "batch head query key"]
 
 
+@full_precision
 def contribution_weights(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],
@@ -105,6 +105,7 @@ def contribution_weights(
     return geometry.contributions(mode)
 
 
+@full_precision
 def contribution_factors(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],
@@ -139,6 +140,7 @@ def contribution_factors(
     return ContributionFactors(*geometry.factors(mode))
 
 
+@full_precision
 def value_weighted_attention(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],
@@ -184,6 +186,7 @@ def value_weighted_attention(
     return weighted.masked_fill(~geometry.rows.unsqueeze(-1), torch.nan)
 
 
+@full_precision
 def suppression(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],
@@ -221,6 +224,7 @@ def suppression(
     return geometry.suppression(mode)
 
 
+@full_precision
 def importance(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],

@@ -2,7 +2,7 @@
 
 Projected values are held in the short coordinates of
 :class:`tl_geometry.measures.frame.OutputFrame`, never as ``head query key d_model``. The pattern is
-the only quadratic tensor; measures go through its rows in :meth:`blocks`.
+the only quadratic tensor; measures go through its rows in :meth:`AttentionLayer.spans`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ The winner of a row is argmax_j alpha_ij |v_j|. A head whose winner is mostly th
 no threshold.
 
 Source: Mudarisov, Burtsev, Petrova & State, "Geometric Analysis of Token Selection in Multi-Head
-    Attention",
-arXiv 2602.01893.
+Attention", arXiv 2602.01893.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.scaling import power_of_two, scale
+from tl_geometry.measures.scaling import full_precision, power_of_two, scale
 
 Space: TypeAlias = Literal["head", "model"]
 Queries: TypeAlias = Literal["all", "last"]
@@ -67,6 +66,7 @@ class HeadRegimes:
     margin: Float[Tensor, " head"]
 
 
+@full_precision
 def source_winners(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],
@@ -113,6 +113,7 @@ def source_winners(
     return SourceWinners(position, category)
 
 
+@full_precision
 def head_regimes(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,6 +14,20 @@ from torch import Tensor
 def work_dtype(*tensors: Tensor) -> torch.dtype:
     """float64 where any input is float64, else float32."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+_Measure = TypeVar("_Measure", bound=Callable[..., Any])
+
+
+def full_precision(measure: _Measure) -> _Measure:
+    """Let a measure of a pattern compute in its working precision inside an autocast region too."""
+
+    @wraps(measure)
+    def run(pattern: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(pattern.device.type, enabled=False):
+            return measure(pattern, *args, **kwargs)
+
+    return cast(_Measure, run)
 
 
 def power_of_two(x: Tensor, dim: int | tuple[int, ...]) -> Int[Tensor, "..."]:

@@ -5,8 +5,7 @@ S, and s is their sum. They are separable when all of them lie nearer to s than 
 contribution does.
 
 Source: Mudarisov, Burtsev, Petrova & State, "Geometric Analysis of Token Selection in Multi-Head
-    Attention",
-arXiv 2602.01893.
+Attention", arXiv 2602.01893.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from tl_geometry.measures.clusters import Distance, RankBy, SeparabilityScores, 
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.regimes import Space
-from tl_geometry.measures.scaling import work_dtype
+from tl_geometry.measures.scaling import full_precision, work_dtype
 
 TOP_N = (1, 2, 4, 8, 16, 32)
 
 
+@full_precision
 def separability(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],
@@ -188,8 +188,8 @@ def inversion_bounds(
 ]:
     """Lower bounds on precision, recall and F from the number of inversions alone.
 
-    With G inversions among N selected: P >= N / (N + G), R >= max(0, 1 - G / N), F >= 2 N (N - G) /
-        (2 N^2 - G^2) for G < N.
+    With G inversions among N selected: P >= N / (N + G), R >= max(0, 1 - G / N), and
+    F >= 2 N (N - G) / (2 N^2 - G^2) for G < N.
 
     >>> [bound.tolist() for bound in inversion_bounds(torch.tensor([0.0, 1.0]), (1, 2))]
     [[1.0, 0.6666666865348816], [1.0, 0.5], [1.0, 0.5714285969734192]]

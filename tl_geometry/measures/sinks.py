@@ -1,8 +1,7 @@
 """Attention sinks: how much they receive, and what their values look like.
 
 Sources: Cunningham & Muca Cirone, arXiv 2606.07604 (value geometry, sign and drivers of a sink's
-    contribution);
-Mudarisov et al., arXiv 2602.01893 (small, anti-aligned sink values); Gu et al., arXiv 2410.10781
+contribution); Mudarisov et al., arXiv 2602.01893 (small, anti-aligned sink values); Gu et al., arXiv 2410.10781
 (the sink metric).
 """
 
@@ -24,7 +23,7 @@ from tl_geometry.measures.masks import (
     resolve_sinks,
 )
 from tl_geometry.measures.ranks import spearman
-from tl_geometry.measures.scaling import safe_norm, scale
+from tl_geometry.measures.scaling import full_precision, safe_norm, scale
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,7 @@ def sink_metric(
     return torch.where(received.isnan(), torch.nan, (received > epsilon).to(wide.dtype))
 
 
+@full_precision
 def sink_geometry(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch key kv_head d_head"],
