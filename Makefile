@@ -10,7 +10,7 @@
 #
 # TL           line of TransformerLens: 3.9.0 (default, both model classes), 4.3.0 or 2.18.0
 # PYTHON       interpreter that creates the environment (default python3)
-# PYTEST_ARGS  more arguments for pytest, e.g. PYTEST_ARGS="-x -k sinks" or PYTEST_ARGS="-n 2"
+# PYTEST_ARGS  more arguments for pytest, e.g. PYTEST_ARGS="-x -k sinks" or PYTEST_ARGS="-n 0"
 # DEMO_ARGS    more arguments for the demo
 
 TL ?= 3.9.0
@@ -27,7 +27,7 @@ else
 VENV := .venv-$(TL)
 EXTRAS := test
 # The tests that touch models; the rest does not depend on TransformerLens.
-TESTS = $(wildcard $(addprefix tests/,data models hooks measures analysis))
+TESTS = $(wildcard $(addprefix tests/,data models hooks measures analysis views))
 endif
 
 BIN := $(VENV)/bin
@@ -78,7 +78,7 @@ demo: env
 	$(BIN)/tl-geometry demo --out out --force $(DEMO_ARGS)
 
 test: env
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) -n 2 $(PYTEST_ARGS)
 
 ifeq ($(TL),$(MAIN_TL))
 lint: env

@@ -1,11 +1,13 @@
-"""Options that several commands share, and how their text is read."""
+"""Options that several commands share, how their text is read, and which texts they choose."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,6 +50,53 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; defaul
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Precision of the weights.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing output.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
+
+
+@dataclass(eq=False)
+class Texts:
+    """Texts for one pass, counted as they are read, and what is known of their origin."""
+
+    texts: Iterable[str]
+    origin: Mapping[str, str]
+    streamed: bool = False
+    read: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.read += 1
+            yield text
+
+    def record(self, tokens: int) -> dict[str, Any]:
+        """The entry of this corpus in a result; `tokens` are those that were measured."""
+        return {**self.origin, "texts": self.read, "tokens": tokens}
+
+
+def choose_texts(
+    text: Path | None, dataset: str | None, corpus: Corpus | None, split: str, field: str
+) -> Texts:
+    """The texts that the options name.
+
+    Raises:
+        typer.BadParameter: none of the three, or more than one.
+    """
+    if sum(source is not None for source in (text, dataset, corpus)) != 1:
+        raise typer.BadParameter("give one of --text, --dataset and --corpus")
+
+    from tl_geometry.data import demo_corpora, load_texts
+    from tl_geometry.data.sources import RECORD_FORMATS
+
+    if corpus is not None:
+        return Texts(demo_corpora()[corpus.value], {"name": corpus.value, "source": "demo corpus"})
+    source = str(dataset if text is None else text)
+    path = Path(source).expanduser()
+    streamed = text is None and not path.exists()
+    origin = {"name": source if streamed else path.name, "source": source}
+    if streamed:
+        origin |= {"source": "Hugging Face hub", "split": split}
+    if streamed or path.suffix in RECORD_FORMATS:
+        origin["field"] = field
+    texts = load_texts(source if text is None else text, split=split, text_field=field)
+    return Texts(texts, origin, streamed)
 
 
 def check_output(path: Path, force: bool) -> None:

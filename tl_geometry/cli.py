@@ -1,15 +1,15 @@
 """The command `tl-geometry`: thin commands over `load_model`, `analyze`, `report` and `doctor`.
 
-Exit codes: 0 good; 2 for a mistake in the usage or the input, with one line on stderr; 1 for a bug,
-with its traceback. The heavy imports stand inside the commands, so that `--help` is quick.
+Exit codes: 0 good; 2 for a mistake in the usage or the input, with one line on stderr; 130 when it was
+interrupted; 1 for a bug, with its traceback. The heavy imports stand inside the commands, so that `--help` is quick.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from traceback import walk_tb
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -27,6 +27,7 @@ from tl_geometry.arguments import (
     NoProgress,
     Processing,
     check_output,
+    choose_texts,
     parse_device,
     parse_heads,
     parse_layers,
@@ -40,26 +41,50 @@ __all__ = ["app", "main"]
 _UsageError: Any = typer.BadParameter.__base__
 
 
+_USER_ERRORS = (ValueError, OSError, ImportError)
+_INTERRUPTED = 130
+# Its plain RuntimeErrors say that the model never computed what was to be measured, and the remedy.
+_CHECKS = "tl_geometry.analysis.ledger"
+
+
 class _Group(TyperGroup):
     """Ends with 2 and one line on stderr for a user's mistake; lets every other exception out."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, typer.Abort):
+            _fail("interrupted", _INTERRUPTED)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
         try:
             status = super().main(*args, **kwargs)
         except _UsageError as error:
-            _fail(f"{error.format_message().rstrip('.')}; see tl-geometry --help")
-        except (ValueError, OSError, ImportError) as error:
-            # A failed import of Python's own has the name of the module; ours explain what to do.
-            if os.environ.get("TL_GEOMETRY_TRACEBACK") or getattr(error, "name", None):
+            _fail(f"error: {error.format_message().rstrip('.')}; see tl-geometry --help")
+        except (*_USER_ERRORS, RuntimeError) as error:
+            if os.environ.get("TL_GEOMETRY_TRACEBACK") or not _is_users(error):
                 raise
-            _fail(str(error))
+            _fail(f"error: {error}")
         sys.exit(status if isinstance(status, int) else 0)
 
 
-def _fail(message: str) -> NoReturn:
-    print("tl-geometry: error:", " ".join(message.split()), file=sys.stderr)  # noqa: T201
-    sys.exit(2)
+def _is_users(error: Exception) -> bool:
+    """Whether the message says all that the user needs."""
+    if isinstance(error, _USER_ERRORS):
+        # A failed import of Python's own has the name of the module; ours explain what to do.
+        return not getattr(error, "name", None)
+    raised_in = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+    return type(error) is RuntimeError and raised_in[-1:] == [_CHECKS]
+
+
+def _fail(message: str, code: int = 2) -> NoReturn:
+    typer.echo(f"tl-geometry: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+def _warn(message: str) -> None:
+    typer.echo(f"tl-geometry: warning: {message}", err=True)
 
 
 app = typer.Typer(
@@ -168,8 +193,6 @@ def analyze(
     no_progress: NoProgress = False,
 ) -> None:
     """Measure a model on texts and write the result as a netCDF file."""
-    if sum(source is not None for source in (text, dataset, corpus)) != 1:
-        raise typer.BadParameter("give one of --text, --dataset and --corpus")
     options: dict[str, Any] = {
         "n_ctx": n_ctx,
         "batch_size": batch_size,
@@ -188,18 +211,15 @@ def analyze(
         "keep_examples": keep_examples,
     }
     check_output(out, force)
+    texts = choose_texts(text, dataset, corpus, split, text_field)
+    if texts.streamed and max_documents is None:
+        _warn(f"without --max-documents the whole split {split!r} of {dataset} is read")
 
     from tl_geometry.analysis import analyze
     from tl_geometry.analysis.store import save
-    from tl_geometry.data import demo_corpora, load_texts
 
-    texts: Iterable[str]
-    if corpus is not None:
-        texts = demo_corpora()[corpus.value]
-    else:
-        source = text if text is not None else str(dataset)
-        texts = load_texts(source, split=split, text_field=text_field)
     ds = analyze(_load(model, backend, processing, device, dtype), texts, **options)
+    ds.attrs["corpus"] = [texts.record(ds.attrs["tokens"])]
     save(ds, out)
     typer.echo(f"{out}: {ds.attrs['documents']} documents, {ds.attrs['tokens']} tokens")
 

@@ -149,6 +149,68 @@ def test_it_shows_itself() -> None:
     assert html.count("<table") == 2
 
 
+SETTINGS = {
+    "model_name": "m",
+    "weight_processing": {"folded_layer_norm": True, "backend": "HookedTransformer"},
+    "value_bias": "as_hooked",
+    "output": "raw",
+    "sink": "first",
+    "prepend_bos": True,
+    "n_ctx": 256,
+    "measures": {"Separability": {"top_n": (1, 8), "queries": 64}, "Sinks": {"epsilon": 0.3}},
+}
+
+
+def settings(**changed: Any) -> xr.Dataset:
+    ds = run(["mixer", "mixer", "reset", "mixer"])
+    ds.attrs = SETTINGS | changed
+    return ds
+
+
+def test_runs_that_differ_in_their_texts_alone_raise_no_warning() -> None:
+    corpora = [[{"name": "prose"}], [{"name": "wiki", "split": "test"}, {"name": "code"}]]
+    a, b = (settings(documents=k, created=str(k), corpus=corpora[k]) for k in (0, 1))
+    found = compare(a, b)
+    assert found.differences == {}
+    assert "Warning" not in repr(found)
+    assert "b: m, wiki (test) + code, 1 documents" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model_name", "other"),
+        ("value_bias", "remove"),
+        ("output", "normed"),
+        ("sink", [0, 1]),
+        ("prepend_bos", False),
+        ("n_ctx", 512),
+    ],
+)
+def test_a_setting_that_differs_is_a_warning(name: str, value: Any) -> None:
+    found = compare(settings(), settings(**{name: value}))
+    assert found.differences == {name: (SETTINGS[name], value)}
+    warning = f"Warning: the runs were not made in the same way\n  {name}: {SETTINGS[name]} | {value}\n"
+    assert warning in repr(found)
+    assert warning in found._repr_html_()
+
+
+def test_of_nested_settings_the_entries_that_differ() -> None:
+    processing = {"folded_layer_norm": False, "backend": "HookedTransformer"}
+    measures = {"Separability": {"top_n": (1, 8), "queries": 9}, "Regimes": {}}
+    found = compare(settings(), settings(weight_processing=processing, measures=measures))
+    assert found.differences == {
+        "weight_processing": ({"folded_layer_norm": True}, {"folded_layer_norm": False}),
+        "measures": (
+            {"Separability": {"queries": 64}, "Sinks": {"epsilon": 0.3}, "Regimes": "not recorded"},
+            {"Separability": {"queries": 9}, "Sinks": "not recorded", "Regimes": {}},
+        ),
+    }
+    unknown = settings()
+    del unknown.attrs["sink"]
+    assert compare(unknown, settings()).differences == {"sink": ("not recorded", "first")}
+
+
 def test_wrong_runs_are_refused() -> None:
     ds = run(["mixer"] * 4)
     with pytest.raises(ValueError, match="ds_b holds no 'regime'"):

@@ -149,26 +149,26 @@ def equal(left, right, tolerance=1e-6):
         )
 
 
-@pytest.mark.parametrize("control_queries", [3, 16])
-def test_batches_and_their_order_change_nothing(factory, backend, control_queries):
+@pytest.mark.parametrize("queries", [3, 16])
+def test_batches_and_their_order_change_nothing(factory, backend, queries):
     model = factory(dtype=torch.float64)
     ids = tokens(4, 19)
     mask = torch.tensor([*PADDING[sides(backend)[0]], PADDING["right"][1]])
-    options = {"top_n": TOP_N, "queries": 7, "control_queries": control_queries}
+    options = {"top_n": TOP_N, "queries": queries}
     together = measured(model, ids, mask, **options)
     for groups in ([[0], [1], [2], [3]], [[0, 1], [2, 3]], [[3, 1], [2], [0]]):
         equal(measured(model, ids, mask, groups, **options), together)
 
 
 @pytest.mark.parametrize("length", [6, 11, 18])
-@pytest.mark.parametrize("control_queries", [3, 16])
+@pytest.mark.parametrize("queries", [3, 16])
 def test_the_control_of_a_document_is_the_same_in_any_batch(
-    factory, backend, length, control_queries
+    factory, backend, length, queries
 ):
     """Alone, and padded on the left or right beside a longer document."""
     model = factory(dtype=torch.float64)
     document_, other = tokens(1, length), tokens(1, 19, seed=1)
-    options = {"top_n": (2, 3), "control_queries": control_queries}
+    options = {"top_n": (2, 3), "queries": queries}
     results = []
     for side in sides(backend):
         left = 19 - length if side == "left" else 0
@@ -202,7 +202,7 @@ def test_the_control_averages_over_all_sets(factory):
     """With many repeats the mean comes close to that over every set of N available keys."""
     model, ids = factory(dtype=torch.float64), tokens(1, 9)
     repeats, queries = 300, 3
-    ds = measured(model, ids, top_n=(2, 3), control_queries=queries, repeats=repeats)
+    ds = measured(model, ids, top_n=(2, 3), queries=queries, repeats=repeats)
     for label, layer in enumerate(record(model, ids)):
         pattern, v, seen = document(layer, 0, torch.ones(9, dtype=torch.bool))
         rows = literal.rows(pattern, v, available=seen)
@@ -254,7 +254,7 @@ def test_a_default_measure_of_analyze(factory):
     default = analyze(model, tokens(1, 40), progress=False)
     assert default.top_n.values.tolist() == [1, 2, 4, 8, 16, 32]
     text = str(default.attrs)
-    assert "control_queries" in text
+    assert "queries" in text
     assert "repeats" in text
 
 
@@ -264,7 +264,6 @@ def test_a_default_measure_of_analyze(factory):
         ({"top_n": ()}, "top_n"),
         ({"top_n": (0, 2)}, "top_n"),
         ({"queries": 0}, "queries"),
-        ({"control_queries": 0}, "control_queries"),
         ({"repeats": 0}, "repeats"),
     ],
     ids=str,

@@ -209,6 +209,8 @@ def numbers(
         put("output_self_cosine", _mean(towards))
 
         put("sink_rate", _mean([a[h, i, sink] for i in later]))
+        weights = pattern[0, h].double().numpy()
+        put("null_sink_rate", _mean([1 - weights[i, seen[i]].sum() for i in range(queries)]))
         early = [i for i in range(min(64, queries)) if seen[i, sink]]
         received = _mean([a[h, i, sink] for i in early])
         put("sink_metric", float(received > epsilon) if queries >= 64 and not cross else math.nan)

@@ -95,7 +95,7 @@ def test_records_that_are_no_text(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": 3}\n')
-    with pytest.raises(TypeError, match=r"text_field='text' of .* is of type int, not text"):
+    with pytest.raises(ValueError, match=r"^text_field='text' of .* is of type int, not text"):
         list(load_texts(file))
     file.write_bytes('{"text": "caf\xe9"}\n'.encode("latin-1"))
     with pytest.raises(ValueError, match="is not UTF-8 text: byte 0xe9"):

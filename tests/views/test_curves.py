@@ -4,8 +4,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import torch
 from views_data.dataset import make_dataset
 
+from tl_geometry import sink_aware_certificate, views
 from tl_geometry.views import curves
 
 NAMES = {
@@ -144,3 +146,59 @@ def test_wrong_requests_say_what_there_is() -> None:
         curves.f_curves(ds.drop_vars("regime"), regime="mixer")
     with pytest.raises(ValueError, match="needs an N above 1"):
         curves.layer_profile(make_dataset(top_n=(1,)))
+
+
+def certificate(ratio: float, top_n: tuple[int, ...]) -> Any:
+    """A certificate of random attention, lengths and cosines assumed."""
+    generator = torch.Generator().manual_seed(0)
+    pattern = torch.randn(2, 3, 12, 12, generator=generator).exp().tril()
+    pattern = pattern / pattern.sum(-1, keepdim=True)
+    v = torch.randn(2, 12, 3, 4, generator=generator)
+    return sink_aware_certificate(
+        pattern, v, top_n=top_n, cosine=(-0.1, 0.3), sink_cosine=(-0.6, 0), sink_norm_ratio=ratio
+    )
+
+
+def test_the_envelope_of_one_certificate() -> None:
+    top_n = (1, 2, 4, 8)
+    found = certificate(0.2, top_n)
+    figure = views.certificate_envelope(found, top_n)
+    drawn = lines(figure)
+    assert list(drawn) == ["F", "precision", "recall"]
+    for name, field in (("F", "f_score"), ("precision", "precision"), ("recall", "recall")):
+        rows = getattr(found, field).numpy().reshape(-1, 4)
+        expected = [np.mean(column[~np.isnan(column)]) for column in rows.T]
+        np.testing.assert_allclose(drawn[name].y, expected[1:], atol=1e-4)
+        np.testing.assert_allclose(drawn[name].x, [1, 2, 3])
+        assert f"N = 4<br>{name}: {expected[2]:.2f}" in drawn[name].hovertext[1]
+    assert len([trace for trace in figure.data if trace.mode == "markers"]) == 3
+    assert list(figure.layout.xaxis.ticktext) == ["1", "2", "4", "8"]
+    assert figure.layout.yaxis.title.text == "guaranteed, mean over rows"
+    assert figure.layout.yaxis.range == (-0.03, 1.03)
+
+
+def test_the_envelope_of_several_certificates() -> None:
+    top_n = (2, 4, 16)
+    named = {f"<b> {ratio}": certificate(ratio, top_n) for ratio in (0.1, 1.0)}
+    drawn = lines(views.certificate_envelope(named, top_n))
+    assert [name.split(": ")[1] for name in drawn] == ["F", "precision", "recall"] * 2
+    assert all(name.startswith("&lt;b&gt; ") for name in drawn)
+    assert len({trace.line.color for trace in drawn.values()}) == 2
+    assert len({(trace.line.color, trace.line.dash) for trace in drawn.values()}) == 6
+    assert all(trace.y[2] is None for trace in drawn.values())  # no row has more than 16 keys
+    json.loads(views.certificate_envelope(named, top_n).to_json(), parse_constant=pytest.fail)
+
+
+def test_an_envelope_that_does_not_fit_is_refused() -> None:
+    found = certificate(1.0, (2, 4))
+    with pytest.raises(ValueError, match=r"top_n=\(2,\) has 1 sizes, but the certificate 'a' .* 2"):
+        views.certificate_envelope({"a": found}, (2,))
+    with pytest.raises(ValueError, match="between 1 and 5, got 0"):
+        views.certificate_envelope({}, (2, 4))
+    with pytest.raises(ValueError, match="between 1 and 5, got 6"):
+        views.certificate_envelope({str(i): found for i in range(6)}, (2, 4))
+
+
+def test_no_other_name_comes_into_being() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'no_such_view'"):
+        _ = views.no_such_view

@@ -67,15 +67,15 @@ def test_a_map_without_any_value_can_still_be_drawn(variable: str) -> None:
 
 
 def test_shares_are_on_the_scale_from_0_to_1_whatever_the_data() -> None:
-    heat = figures.sink_rate_map(make_dataset()).data[0]
+    heat = figures.head_map(make_dataset(), "sink_rate").data[0]
     assert (heat.zmin, heat.zmax) == (0, 1)
 
 
 def test_signed_maps_are_symmetric_and_ratios_logarithmic() -> None:
     ds = make_dataset(10, 8)
-    signed = figures.output_share_map(ds).data[0]
+    signed = figures.head_map(ds, "contribution_inter").data[0]
     assert signed.zmin == -signed.zmax
-    ratio = figures.sink_norm_ratio_map(ds).data[0]
+    ratio = figures.head_map(ds, "sink_norm_ratio").data[0]
     assert ratio.zmin == -ratio.zmax
     np.testing.assert_allclose(
         np.array(ratio.z, float), np.log10(ds["sink_norm_ratio"].values), atol=1e-4
@@ -87,7 +87,7 @@ def test_capped_colours_are_announced() -> None:
     ds["contribution_attention_distance"].values[3, 4] = 1e6
     drawing = drawings.map_drawing(ds, "contribution_attention_distance")
     assert any("beyond the ends of the colour scale" in note for note in drawing.notes)
-    heat = figures.contribution_distance_map(ds).data[0]
+    heat = figures.head_map(ds, "contribution_attention_distance").data[0]
     assert heat.zmax < 10
     assert heat.colorbar.ticktext[-1].startswith("≥")
     assert "1,000,000.00" in heat.hovertext[3][4]
@@ -109,7 +109,7 @@ def test_nice_limit(top: float, limit: float) -> None:
 
 def test_labels_are_text_for_plotly() -> None:
     ds = make_dataset(2, 1, layers=["<a href='x'>b</a>", "\u202eabc"])
-    figure = figures.sink_rate_map(ds)
+    figure = figures.head_map(ds, "sink_rate")
     assert figure.layout.yaxis.ticktext[0].startswith("&lt;a href=")
     assert figure.layout.yaxis.ticktext[1] == "\\u202eabc"
     assert "<a" not in figure.data[0].hovertext[0][0]

@@ -21,7 +21,8 @@ def test_all_figures_with_their_words() -> None:
     ]
     assert all(figure.label and figure.reading for figure in found.figures)
     assert all("2602.01893" in figure.source for figure in found.figures)
-    assert len(found.findings) == 6
+    assert len(found.findings) == 5
+    assert found.notes[0].startswith("How tight the bounds are")
 
 
 def test_every_layer_and_every_size_can_be_chosen() -> None:

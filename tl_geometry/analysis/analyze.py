@@ -24,6 +24,7 @@ from tl_geometry.measures.separability import TOP_N
 __all__ = ["analyze"]
 
 EXAMPLE_TOKENS = 64
+QUERIES = 64
 
 
 def analyze(
@@ -35,7 +36,7 @@ def analyze(
     prepend_bos: bool | None = None,
     sink: SinkRule = "first",
     max_documents: int | None = None,
-    queries: int = 64,
+    queries: int = QUERIES,
     top_n: Sequence[int] = TOP_N,
     on_unsupported: Literal["raise", "skip"] = "raise",
     layers: Iterable[int | str] | None = None,
@@ -86,6 +87,10 @@ def analyze(
         ValueError: data without a document, an unsupported layer, or activations that can't be
             trusted; the message says what was found and what to do.
     """
+    if measures is not None and (queries != QUERIES or tuple(top_n) != TOP_N):
+        raise ValueError(
+            "queries and top_n set the default measures; with measures= give them to Separability"
+        )
     if keep_examples < 0:
         raise ValueError(f"keep_examples must be at least 0, got {keep_examples}")
     stream = token_batches(
@@ -106,15 +111,16 @@ def analyze(
         value_bias=value_bias,
         output=output,
     )
+    device = probe.sites[0].device
     examples: list[Tensor] = []
     with torch.no_grad(), tqdm(total=stream.total, unit=" documents", disable=not progress) as bar:
         for batch in stream:
             mask = batch.attention_mask
             model.run_with_hooks(
-                batch.tokens,
+                batch.tokens.to(device),
                 return_type=None,
                 fwd_hooks=probe.hooks(attention_mask=mask, documents=batch.documents),
-                **{mask_argument(model): mask.long()},
+                **{mask_argument(model): mask.long().to(device)},
             )
             probe.check()
             examples += _first_tokens(batch, keep_examples - len(examples))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,28 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from tl_geometry.measures.regimes import REGIMES
+
 __all__ = ["Comparison", "compare"]
 
-_REGIMES = ("retriever", "mixer", "reset")
 _QUANTITIES = (
     "sink_rate",
     "sink_norm_ratio",
     "sink_cosine",
     "contribution_attention_distance",
 )
+# What must be equal for a difference between two runs to come from their texts alone.
+_SETTINGS = (
+    "model_name",
+    "weight_processing",
+    "value_bias",
+    "output",
+    "sink",
+    "prepend_bos",
+    "n_ctx",
+    "measures",
+)
+_NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +50,9 @@ class Comparison:
         confusion: counts of heads, first run by row, second run by column.
         correlations: Pearson and Spearman correlation over heads of each quantity that both runs
             hold (``f_score`` once for each common N above 1), and the number of heads.
+        differences: settings that are not the same in both runs, by name, the first run's and the
+            second's; of nested settings only the entries that differ. Empty when the runs differ
+            in their texts alone.
         names: what was compared, one line a run.
     """
 
@@ -45,26 +62,31 @@ class Comparison:
     regime_agreement: pd.Series
     confusion: pd.DataFrame
     correlations: pd.DataFrame
+    differences: dict[str, tuple[Any, Any]]
     names: tuple[str, str]
 
     def __repr__(self) -> str:
-        lines = [
-            f"a: {self.names[0]}",
-            f"b: {self.names[1]}",
-            "",
-            f"Regimes: {self.agreement:.3f} of {self.heads} heads agree, "
-            f"Cohen's kappa {self.kappa:.3f}",
-            "",
-            self._confusion_with_agreement().to_string(na_rep="–"),
-        ]
+        lines = [*self._head(), "", self._confusion_with_agreement().to_string(na_rep="–")]
         if len(self.correlations):
             lines += ["", "Correlations over heads", self.correlations.round(3).to_string()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         tables = [self._confusion_with_agreement(), self.correlations.round(3)]
-        head = html.escape("\n".join(repr(self).splitlines()[:4]))
+        head = html.escape("\n".join(self._head()))
         return f"<pre>{head}</pre>" + "".join(table.to_html() for table in tables)
+
+    def _head(self) -> list[str]:
+        lines = [f"a: {self.names[0]}", f"b: {self.names[1]}", ""]
+        if self.differences:
+            lines.append("Warning: the runs were not made in the same way")
+            lines += [f"  {name}: {a} | {b}" for name, (a, b) in self.differences.items()]
+            lines.append("")
+        return [
+            *lines,
+            f"Regimes: {self.agreement:.3f} of {self.heads} heads agree, "
+            f"Cohen's kappa {self.kappa:.3f}",
+        ]
 
     def _confusion_with_agreement(self) -> pd.DataFrame:
         return self.confusion.assign(agreement=self.regime_agreement.round(3))
@@ -78,6 +100,7 @@ def compare(ds_a: xr.Dataset, ds_b: xr.Dataset) -> Comparison:
     Cohen's kappa is (p - e) / (1 - e) with p the share of equal labels and e = sum_r a_r b_r, the
     share expected from the two runs' regime frequencies. Regimes after Mudarisov et al., arXiv
     2602.01893, who found them stable between corpora. N = 1 is left out: F is 1 there for any rule.
+    Settings in which the runs differ are listed first: agreement of such runs says little.
 
     Args:
         ds_a: a result of :func:`tl_geometry.analyze`.
@@ -102,7 +125,7 @@ def compare(ds_a: xr.Dataset, ds_b: xr.Dataset) -> Comparison:
     first, second = (
         ds["regime"].transpose("layer", "head").values.astype(str).ravel() for ds in (ds_a, ds_b)
     )
-    both = np.isin(first, _REGIMES) & np.isin(second, _REGIMES)
+    both = np.isin(first, REGIMES) & np.isin(second, REGIMES)
     if not both.any():
         raise ValueError("no head has a regime in both ds_a and ds_b")
     counts = _confusion(first[both], second[both])
@@ -118,20 +141,36 @@ def compare(ds_a: xr.Dataset, ds_b: xr.Dataset) -> Comparison:
         heads=int(total),
         agreement=agreement,
         kappa=(agreement - chance) / (1 - chance) if chance < 1 else float("nan"),
-        regime_agreement=pd.Series(shared, index=list(_REGIMES), name="agreement"),
+        regime_agreement=pd.Series(shared, index=list(REGIMES), name="agreement"),
         confusion=pd.DataFrame(
             counts,
-            index=pd.Index(_REGIMES, name="a"),
-            columns=pd.Index(_REGIMES, name="b"),
+            index=pd.Index(REGIMES, name="a"),
+            columns=pd.Index(REGIMES, name="b"),
         ),
         correlations=_correlations(ds_a, ds_b),
+        differences=_differences(ds_a.attrs, ds_b.attrs, _SETTINGS),
         names=(_name(ds_a), _name(ds_b)),
     )
 
 
+def _differences(
+    a: Mapping[Any, Any], b: Mapping[Any, Any], names: Iterable[Any]
+) -> dict[str, tuple[Any, Any]]:
+    """The entries that are not equal; within mappings those of their entries that are not."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in names:
+        first, second = a.get(name, _NOT_RECORDED), b.get(name, _NOT_RECORDED)
+        if isinstance(first, Mapping) and isinstance(second, Mapping):
+            nested = _differences(first, second, dict.fromkeys([*first, *second]))
+            first, second = ({key: pair[k] for key, pair in nested.items()} for k in (0, 1))
+        if first != second:
+            found[str(name)] = (first, second)
+    return found
+
+
 def _confusion(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     return np.array(
-        [[((first == a) & (second == b)).sum() for b in _REGIMES] for a in _REGIMES], dtype=np.int64
+        [[((first == a) & (second == b)).sum() for b in REGIMES] for a in REGIMES], dtype=np.int64
     )
 
 
@@ -169,7 +208,11 @@ def _ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _name(ds: xr.Dataset) -> str:
     model = ds.attrs.get("model_name") or "unnamed model"
-    corpora = [str(part["name"]) for part in ds.attrs.get("corpus") or [] if "name" in part]
+    corpora = [
+        f"{part['name']} ({part['split']})" if "split" in part else str(part["name"])
+        for part in ds.attrs.get("corpus") or []
+        if "name" in part
+    ]
     parts = [str(model), *([" + ".join(corpora)] if corpora else [])]
     if "documents" in ds.attrs:
         parts.append(f"{ds.attrs['documents']} documents of up to {ds.attrs.get('n_ctx')} tokens")

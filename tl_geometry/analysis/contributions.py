@@ -32,6 +32,8 @@ class Contributions(Accumulator):
     queries only.
     """
 
+    undefined_rows: Tensor
+
     variables: Mapping[str, Variable] = {
         "contribution_sink": _variable("contribution weight of the sink (intra)"),
         "contribution_self": _variable("contribution weight of the query's own token (intra)"),

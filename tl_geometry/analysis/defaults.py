@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tl_geometry.analysis.accumulator import Accumulator
 from tl_geometry.analysis.contributions import Contributions
@@ -11,7 +12,7 @@ from tl_geometry.analysis.separability import Separability
 from tl_geometry.analysis.sinks import Sinks
 from tl_geometry.measures.separability import TOP_N
 
-__all__ = ["default_measures"]
+__all__ = ["checked_measures", "default_measures"]
 
 
 def default_measures(
@@ -19,3 +20,17 @@ def default_measures(
 ) -> list[Accumulator]:
     """What :func:`tl_geometry.analyze` measures when it is not told otherwise."""
     return [Contributions(), Regimes(), Sinks(), Separability(top_n, queries=queries, seed=seed)]
+
+
+def checked_measures(measures: Any) -> list[Accumulator]:
+    """Measures as a list of instances.
+
+    Raises:
+        TypeError: something else, such as a class instead of an instance.
+    """
+    given = [measures] if isinstance(measures, Accumulator) else list(measures)
+    for measure in given:
+        if not isinstance(measure, Accumulator):
+            name = measure.__name__ if isinstance(measure, type) else type(measure).__name__
+            raise TypeError(f"measures must hold accumulators such as Sinks(), got {name}")
+    return given

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator
 from tl_geometry.analysis.batch_masks import BatchMasks
-from tl_geometry.analysis.defaults import default_measures
+from tl_geometry.analysis.contributions import Contributions
+from tl_geometry.analysis.defaults import checked_measures, default_measures
 from tl_geometry.analysis.ledger import Ledger
 from tl_geometry.analysis.reading import LayerReader
 from tl_geometry.analysis.results import assemble, kept_heads, model_provenance
@@ -61,7 +62,7 @@ class Probe:
     def __init__(
         self,
         model: Any,
-        measures: Sequence[Accumulator] | None = None,
+        measures: Sequence[Accumulator] | Accumulator | None = None,
         *,
         sink: SinkRule = "first",
         layers: Iterable[int | str] | None = None,
@@ -94,7 +95,7 @@ class Probe:
         self.reader = LayerReader(
             model, self.sites, self.diagnosis, sink=sink, value_bias=value_bias, output=output
         )
-        self.measures = default_measures() if measures is None else list(measures)
+        self.measures = default_measures() if measures is None else checked_measures(measures)
         self._kept_heads = kept_heads(self.sites, heads, self.skipped_layers)
         self._rows = {site.index: row for row, site in enumerate(self.sites)}
         self._pad = PadToken.of(model)
@@ -208,6 +209,7 @@ class Probe:
             "measures": {type(measure).__name__: measure.settings for measure in self.measures},
             "skipped_layers": {str(label): reason for label, reason in self.skipped_layers.items()},
             "skipped_rows": {
+                "output cancelled (rows of all heads)": self._undefined_rows(),
                 "padding found without a mask": int(counts["padding"]),
                 "sink hidden by the window (rows of all layers)": int(
                     counts["hidden_sink_rows"].sum()
@@ -219,10 +221,16 @@ class Probe:
         return assemble(self.measures, labels, self._kept_heads, attrs)
 
     def _notes(self) -> list[str]:
-        bare = self.reader.without_norm
-        return (
-            [f'output="normed": no norm follows the attention of the layers {bare}'] if bare else []
-        )
+        notes = []
+        if bare := self.reader.without_norm:
+            notes.append(f'output="normed": no norm follows the attention of the layers {bare}')
+        if found := int(self._ledger.padding):
+            notes.append(f"{found} positions were taken for padding: no attention_mask was given")
+        return notes
+
+    def _undefined_rows(self) -> int:
+        counted = [m for m in self.measures if isinstance(m, Contributions)]
+        return int(counted[0].undefined_rows.sum()) if counted else 0
 
     def check(self) -> None:
         """Raise if what was seen so far can't be trusted; :meth:`result` does the same."""

@@ -121,6 +121,7 @@ def prompt_matrices(
     Raises:
         ValueError: activations that can't be trusted, with the layer.
     """
+    tokens = tokens.to(sites[0].device)
     n, n_heads = tokens.shape[1], max(site.n_heads for site in sites)
     shape = (len(sites), n_heads, n, n)
     dtype = np.float64 if sites[0].dtype == torch.float64 else np.float32

@@ -16,7 +16,7 @@ from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
-from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.masks import SinkRule, sink_ordinals
 from tl_geometry.measures.scaling import work_dtype
 
 __all__ = ["LayerReader"]
@@ -63,7 +63,7 @@ class LayerReader:
         dropped = active_dropout(self.model)
         if dropped is not None:
             raise ValueError(f"dropout is active ({dropped}): call model.eval() first")
-        sums = torch.stack([site.W_O.double().sum().cpu() for site in self.sites]).tolist()
+        sums = torch.stack([site.W_O.float().sum().cpu() for site in self.sites]).tolist()
         if sums != self._sums:
             self._frames.clear()
             self._sums = sums
@@ -117,7 +117,7 @@ class LayerReader:
             return self.sink
         if isinstance(self.sink, Tensor) and (self.sink.ndim != 1 or not _is_integer(self.sink)):
             return self.sink  # a mask, or wrong
-        ordinals = [self.sink] if isinstance(self.sink, int) else [int(k) for k in self.sink]
+        ordinals = sink_ordinals(self.sink)
         within = [k for k in ordinals if k < pattern.shape[-1]]
         if within or not ordinals:
             return within

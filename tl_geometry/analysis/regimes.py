@@ -11,11 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
+from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.regimes import (
     CATEGORIES,
+    Queries,
     Space,
     category_counts,
+    last_only,
     regime_labels,
     winner_categories,
     winner_positions,
@@ -48,6 +51,7 @@ class Regimes(Accumulator):
 
     Args:
         space: lengths of values in ``"head"`` space (the paper's) or ``"model"`` space.
+        queries: ``"last"`` counts the last query of each document only.
     """
 
     variables: Mapping[str, Variable] = {
@@ -69,19 +73,23 @@ class Regimes(Accumulator):
     }
     coords: Mapping[str, Sequence[str | int]] = {"category": CATEGORIES, "offset_bin": _BINS}
 
-    def __init__(self, space: Space = "head") -> None:
+    def __init__(self, space: Space = "head", queries: Queries = "all") -> None:
         super().__init__()
-        self.space = space
+        one_of("space", space, ("head", "model"))
+        one_of("queries", queries, ("all", "last"))
+        self.space, self.queries = space, queries
 
     @property
     def settings(self) -> dict[str, Any]:
         """Options to record in the provenance."""
-        return {"space": self.space}
+        return {"space": self.space, "queries": self.queries}
 
     def measure(self, geometry: AttentionGeometry) -> Measured:
         """One number per document and head for each variable."""
         position = winner_positions(geometry, self.space)
         category = winner_categories(geometry, position)
+        if self.queries == "last":
+            category = last_only(geometry, category)
         counts = category_counts(category)
         shares = counts / counts.sum(-1, keepdim=True)
         found: dict[str, Tensor] = {
@@ -94,9 +102,7 @@ class Regimes(Accumulator):
         unit_sinks = _units(geometry.sink_vectors(geometry.values))
         direction = geometry.dual("intra") * geometry.output_norms("intra").unsqueeze(-1)
         towards = direction @ unit_sinks.transpose(-1, -2)
-        seen = (
-            geometry.sink_columns(geometry.available.expand(-1, geometry.n_heads, -1, -1).int()) > 0
-        )
+        seen = geometry.sink_seen
         found["output_sink_cosine"] = _mean(
             towards.flatten(-2), (seen & counted.unsqueeze(-1)).flatten(-2)
         )

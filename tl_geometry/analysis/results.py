@@ -15,6 +15,7 @@ from jaxtyping import Bool
 from numpy.typing import NDArray
 from torch import Tensor
 
+import tl_geometry
 from tl_geometry.analysis.accumulator import Accumulator, Variable
 from tl_geometry.hooks import AttentionSite
 
@@ -110,7 +111,7 @@ def model_provenance(model: Any, processing: Mapping[str, Any]) -> dict[str, Any
     parameter = next(model.parameters())
     return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "tl_geometry": _version("tl-geometry"),
+        "tl_geometry": tl_geometry.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "transformers": _version("transformers"),

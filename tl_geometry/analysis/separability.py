@@ -43,9 +43,8 @@ class Separability(Accumulator):
 
     Args:
         top_n: sizes N of the selected set.
-        queries: evenly spaced queries per document that are scored.
-        control_queries: evenly spaced queries per document for the random control.
-        repeats: random rankings per control query.
+        queries: evenly spaced queries per document that are scored, by the control too.
+        repeats: random rankings per query for the control.
         seed: of the control; the same document gets the same rankings in any batch.
     """
 
@@ -70,26 +69,16 @@ class Separability(Accumulator):
         top_n: Sequence[int] = TOP_N,
         *,
         queries: int = 64,
-        control_queries: int = 16,
-        repeats: int = 2,
+        repeats: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("queries", queries),
-            ("control_queries", control_queries),
-            ("repeats", repeats),
-        ):
+        for name, value in (("queries", queries), ("repeats", repeats)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.top_n = checked_sizes(top_n)
         self.coords = {"top_n": self.top_n}
-        self.queries, self.control_queries, self.repeats, self.seed = (
-            queries,
-            control_queries,
-            repeats,
-            seed,
-        )
+        self.queries, self.repeats, self.seed = queries, repeats, seed
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -97,14 +86,13 @@ class Separability(Accumulator):
         return {
             "top_n": list(self.top_n),
             "queries": self.queries,
-            "control_queries": self.control_queries,
             "repeats": self.repeats,
             "seed": self.seed,
         }
 
     def measure(self, geometry: AttentionGeometry) -> Measured:
         """One number per document and head for each variable."""
-        rows, real = geometry.spread_rows(min(self.queries, geometry.n_queries))
+        rows, real = geometry.spread_rows(self.queries)
         scores = score_rows(geometry, rows, real, self.top_n)
         found = _means(scores, "")
         found |= _means(
@@ -119,13 +107,8 @@ class Separability(Accumulator):
         found["separability_rows"] = known.sum(2)
         if geometry.sinks.shape[1] == 1 and geometry.sink_keys[0].shape[-1] == 1:
             found["certificate"] = _mean(certify_rows(geometry, rows, real, self.top_n).f_score)
-        found |= self._control(geometry)
-        return found
-
-    def _control(self, geometry: AttentionGeometry) -> dict[str, Tensor]:
-        rows, real = geometry.spread_rows(self.control_queries)
-        rankings = random_rankings(geometry, rows.shape[1], self.repeats, self.seed)
-        scores = score_rows(
+        rankings = random_rankings(geometry, self.queries, self.repeats, self.seed)
+        control = score_rows(
             geometry,
             rows.repeat(1, self.repeats),
             real.repeat(1, self.repeats),
@@ -134,7 +117,7 @@ class Separability(Accumulator):
             random=rearrange(rankings, "repeat batch row key -> batch (repeat row) key"),
             inversions=False,
         )
-        return _means(scores, "_random")
+        return found | _means(control, "_random")
 
 
 def _means(scores: SeparabilityScores, suffix: str) -> dict[str, Tensor]:

@@ -57,6 +57,9 @@ class Sinks(Accumulator):
 
     variables: Mapping[str, Variable] = {
         "sink_rate": Variable("attention given to the sinks, mean over later queries", "1", _GU),
+        "null_sink_rate": Variable(
+            "attention given to no token at all (a learned null sink), mean over rows", "1", _GU
+        ),
         "sink_metric": Variable(
             "documents in which a sink receives more than epsilon", "share of documents", _GU
         ),
@@ -112,6 +115,7 @@ class Sinks(Accumulator):
         """One number per document and head for each variable."""
         found = {_RENAMED[name]: value for name, value in value_geometry(geometry).items()}
         found["sink_rate"] = masked_mean(geometry.sink_attention, geometry.sink_rows)
+        found["null_sink_rate"] = masked_mean(1 - geometry.totals.attention, geometry.rows)
         found["sink_metric"] = self._metric(geometry)
         found["sink_negative_share"] = negative_share(geometry)
         for token, correlations in (
@@ -126,9 +130,7 @@ class Sinks(Accumulator):
         rank = geometry.rows.long().cumsum(-1)
         early = geometry.rows & (rank <= _METRIC_TOKENS)
         columns = geometry.sink_columns(geometry.pattern)
-        seen = (
-            geometry.sink_columns(geometry.available.expand(-1, geometry.n_heads, -1, -1).int()) > 0
-        )
+        seen = geometry.sink_seen
         received = masked_mean(
             columns.transpose(-1, -2), (seen & early.unsqueeze(-1)).transpose(-1, -2)
         )

@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from tl_geometry.data.bos import BosRule, bos_id, resolve_bos
-from tl_geometry.data.items import Block, Row, TokenData, read_items
+from tl_geometry.data.items import Block, Row, TokenData, count_documents, read_items
 from tl_geometry.data.limits import (
     check_length,
     check_vocabulary,
@@ -39,7 +39,7 @@ class BatchStream(Iterable[Batch]):
     (bos included) handed out, `skipped` maps a reason to the number of documents left out,
     `warnings` lists what should be known about the result, `bos` is the decision about the bos
     token. `n_ctx` is the window in force. `total` is the number of documents where it is known
-    beforehand (a token tensor), else None. Each iteration starts anew; over a generator there
+    beforehand (token ids, or a list of them), else None. Each iteration starts anew; over a generator there
     is only one.
     """
 
@@ -75,10 +75,8 @@ class BatchStream(Iterable[Batch]):
         self._start()
 
     def _count_beforehand(self) -> int | None:
-        if not isinstance(self._data, Tensor) or self._data.ndim not in (1, 2):
-            return None
-        rows = 1 if self._data.ndim == 1 else self._data.shape[0]
-        return rows if self._limit is None else min(rows, self._limit)
+        rows = count_documents(self._data)
+        return rows if rows is None or self._limit is None else min(rows, self._limit)
 
     def _start(self) -> None:
         self.documents = 0

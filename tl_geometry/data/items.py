@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-__all__ = ["Block", "Item", "Row", "TokenData", "read_items"]
+__all__ = ["Block", "Item", "Row", "TokenData", "count_documents", "read_items"]
 
 TokenData = str | Tensor | Mapping[str, Any] | Iterable[Any]
 
@@ -66,6 +66,37 @@ def read_items(data: Any) -> Iterator[Item]:
         raise TypeError(f"data must be text, token ids or an iterable of them, got {_kind(data)}")
 
 
+def count_documents(data: Any) -> int | None:
+    """How many documents the data holds, where shapes alone tell: token ids, and lists of them.
+
+    Example: ``count_documents([torch.ones(2, 8), torch.ones(8)])`` is 3; for texts it is None.
+    """
+    if isinstance(data, list):
+        counts = [_rows(value, pair=_looks_like_a_pair(value)) for value in data]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known and len(known) == len(counts) else None
+    return _rows(data, pair=_is_pair(data))
+
+
+def _rows(value: Any, *, pair: bool) -> int | None:
+    if isinstance(value, Mapping):
+        value = value.get("input_ids")
+    elif pair:
+        value = value[0]
+    if not isinstance(value, (Tensor, np.ndarray)) or value.ndim not in (1, 2):
+        return None
+    return 1 if value.ndim == 1 else value.shape[0]
+
+
+def _looks_like_a_pair(value: Any) -> bool:
+    """Whether it is [tokens] or [tokens, mask], as a DataLoader makes them of tuples."""
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) in (1, 2)
+        and all(isinstance(part, (Tensor, np.ndarray)) for part in value)
+    )
+
+
 def _is_pair(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) == 2 and all(isinstance(x, Tensor) for x in data)
 
@@ -77,12 +108,7 @@ def _item(value: Any, name: str) -> Item:
         return _from_mapping(value, name)
     if isinstance(value, (Tensor, np.ndarray)):
         return _from_tokens(value, None, name)
-    # A DataLoader hands out [tokens] or [tokens, mask] where its data set had tuples.
-    if (
-        isinstance(value, (tuple, list))
-        and len(value) in (1, 2)
-        and all(isinstance(part, (Tensor, np.ndarray)) for part in value)
-    ):
+    if _looks_like_a_pair(value):
         return _from_tokens(value[0], value[1] if len(value) == 2 else None, name)
     raise TypeError(
         f"{name} is {_kind(value)}; a document must be a string, a token tensor, a pair "

@@ -35,7 +35,7 @@ def load_texts(
 
     Raises at once FileNotFoundError for a path that does not exist and ValueError for a
     directory without texts; while reading ValueError for a file that is not UTF-8 or is damaged,
-    a missing field, an unknown split or configuration, TypeError for a field that is no text,
+    a field that is missing or holds no text, an unknown split or configuration,
     FileNotFoundError for an unknown data set, ConnectionError if the hub cannot be reached,
     ImportError if `datasets` is needed and missing.
     """
@@ -94,7 +94,7 @@ def _records(path: Path, text_field: str) -> Iterator[str]:
             yield _field(row, text_field, str(path))
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from error
-    except (_FieldError, TypeError):
+    except _FieldError:
         raise
     except (ValueError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(f"{str(path)!r} could not be read as {path.suffix}: {error}") from error
@@ -107,7 +107,7 @@ def _hub(source: str, split: str, text_field: str) -> Iterator[str]:
         rows = datasets.load_dataset(name, configuration or None, split=split, streaming=True)
         for row in rows:
             yield _field(row, text_field, source)
-    except (_FieldError, TypeError):
+    except _FieldError:
         raise
     except datasets.exceptions.DatasetNotFoundError as error:
         raise FileNotFoundError(
@@ -124,7 +124,7 @@ def _hub(source: str, split: str, text_field: str) -> Iterator[str]:
 
 
 class _FieldError(ValueError):
-    """A record without the wanted field."""
+    """A record whose field is missing or no text."""
 
 
 def _field(row: dict[str, Any], text_field: str, source: str) -> str:
@@ -136,7 +136,7 @@ def _field(row: dict[str, Any], text_field: str, source: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise TypeError(
+        raise _FieldError(
             f"text_field={text_field!r} of {source!r} is of type {type(value).__name__}, not text"
         )
     return value

@@ -197,10 +197,11 @@ class AttentionGeometry(AttentionLayer):
         """Contribution weights of some rows to some keys; a new tensor each time."""
         dual, _, defined = self._direction(mode)
         pattern, targets = self.pattern[:, :, rows, keys], self.keys(mode)[:, :, keys]
+        dual, undefined = dual[:, :, rows], ~defined[:, :, rows].unsqueeze(-1)
         if not (dual.requires_grad or pattern.requires_grad):
-            return (self.dual(mode)[:, :, rows] @ targets.transpose(-1, -2)).mul_(pattern)
-        scores = dual[:, :, rows] @ targets.transpose(-1, -2)
-        return (scores * pattern).masked_fill(~defined[:, :, rows].unsqueeze(-1), torch.nan)
+            dual = dual.masked_fill(undefined, torch.nan)
+            return (dual @ targets.transpose(-1, -2)).mul_(pattern)
+        return (dual @ targets.transpose(-1, -2) * pattern).masked_fill(undefined, torch.nan)
 
     def sink_contributions(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """Contribution of the sinks together, per row, without computing the other keys."""

@@ -175,6 +175,11 @@ class AttentionLayer:
         return x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
 
     @cached_property
+    def sink_seen(self) -> Bool[Tensor, "batch head query slot"]:
+        """Whether a query can see each of its sinks."""
+        return self.sink_columns(self.available.expand(-1, self.n_heads, -1, -1))
+
+    @cached_property
     def sink_attention(self) -> Float[Tensor, "batch head query"]:
         """Attention of each row to its sinks together: the sink rate of the row."""
         return self.sink_columns(self.pattern).sum(-1)

@@ -7,6 +7,7 @@ here: which (query, key) pairs are *available*, and which keys are attention *si
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Literal, TypeAlias
 
 import torch
@@ -146,13 +147,28 @@ def resolve_sinks(
         raise ValueError(
             f"a sink tensor must be a bool mask (batch key) or a list of ints, got {sink.dtype} {tuple(sink.shape)}"
         )
-    ordinals = (sink,) if isinstance(sink, int) else tuple(int(k) for k in sink)
+    ordinals = sink_ordinals(sink)
     n_key = pattern.shape[-1]
     if not ordinals or any(not 0 <= k < n_key for k in ordinals):
         raise ValueError(
             f"sink names the tokens {ordinals}, but the sequence has the tokens 0 to {n_key - 1}"
         )
     return _nth_real(real, ordinals)
+
+
+def sink_ordinals(sink: int | Sequence[int] | Tensor) -> tuple[int, ...]:
+    """Ordinals of the sinks among the real tokens, from an int or several.
+
+    Raises:
+        TypeError: something that is no integer (True and False neither).
+    """
+    try:
+        given = tuple(sink)  # type: ignore[arg-type]
+    except TypeError:
+        given = (sink,)
+    if any(isinstance(k, bool) for k in given):
+        raise TypeError(f"sink must be integers or a bool mask, got {sink!r}")
+    return tuple(index(k) for k in given)
 
 
 def _nth_real(

@@ -107,9 +107,7 @@ def source_winners(
     position = winner_positions(geometry, space)
     category = winner_categories(geometry, position)
     if queries == "last":
-        rows = geometry.rows.expand(category.shape)
-        last = rows & (rows.flip(-1).cumsum(-1).flip(-1) == 1)
-        category = torch.where(last, category, -1)
+        category = last_only(geometry, category)
     return SourceWinners(position, category)
 
 
@@ -184,6 +182,15 @@ def winner_categories(
         category = torch.where(position == query, 0, category)
         counted = counted & ~geometry.sink_queries
     return torch.where(counted, category, -1)
+
+
+def last_only(
+    geometry: AttentionGeometry, category: Int[Tensor, "batch head query"]
+) -> Int[Tensor, "batch head query"]:
+    """Count the last real query of each document only."""
+    rows = geometry.rows.expand(category.shape)
+    last = rows & (rows.flip(-1).cumsum(-1).flip(-1) == 1)
+    return torch.where(last, category, -1)
 
 
 def category_counts(

@@ -24,6 +24,8 @@ def full_precision(measure: _Measure) -> _Measure:
 
     @wraps(measure)
     def run(pattern: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(pattern, Tensor):
+            raise TypeError(f"pattern must be a torch.Tensor, got {type(pattern).__name__}")
         with torch.autocast(pattern.device.type, enabled=False):
             return measure(pattern, *args, **kwargs)
 

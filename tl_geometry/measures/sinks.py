@@ -200,13 +200,7 @@ def sink_correlations(geometry: AttentionGeometry) -> dict[str, Float[Tensor, "b
     norms = geometry.sink_vectors(geometry.value_norms.unsqueeze(-1))[..., 0].unsqueeze(-2)
     scores = geometry.dual("intra") @ geometry.sink_vectors(geometry.values).transpose(-1, -2)
     output_norms = geometry.output_norms("intra").unsqueeze(-1)
-    _, real = geometry.sink_keys
-    seen = geometry.available.expand(-1, geometry.n_heads, -1, -1)
-    keep = (
-        (geometry.sink_columns(seen.int()) > 0)
-        & geometry.sink_rows.unsqueeze(-1)
-        & real.unsqueeze(-2)
-    )
+    keep = geometry.sink_seen & geometry.sink_rows.unsqueeze(-1)
     cosine = scores * output_norms / torch.where(norms == 0, 1, norms)
     return _correlations(scores * attention, (attention, norms / output_norms, cosine), keep)
 

@@ -23,7 +23,7 @@ POSITIVE, NEGATIVE = "#123f80", "#a34a08"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ShownHead:
     """A head that is shown, and why.
 
     Args:
@@ -134,7 +134,7 @@ def example_matrices(ds: xr.Dataset, example: int = 0) -> tuple[list[str], Value
     return tokens, both[0], both[1]
 
 
-def chosen_heads(ds: xr.Dataset, example: int = 0) -> list[Choice]:
+def chosen_heads(ds: xr.Dataset, example: int = 0) -> list[ShownHead]:
     """The heads worth showing, by a fixed rule.
 
     The three whose contribution weights differ most from attention over the whole run (in the
@@ -155,10 +155,10 @@ def chosen_heads(ds: xr.Dataset, example: int = 0) -> list[Choice]:
         distance = mean_distance(attention, contribution)
     drawable = usable.any(axis=(-1, -2))
     names = results.head_names(ds)
-    choices: dict[tuple[int, int], Choice] = {}
+    choices: dict[tuple[int, int], ShownHead] = {}
     for i, j in results.strongest(np.where(drawable, distance, np.nan), BY_DISTANCE):
         reason = f"among the largest distances {scope} ({number(distance[i, j])})"
-        choices[i, j] = Choice(i, j, names[i][j], reason)
+        choices[i, j] = ShownHead(i, j, names[i][j], reason)
     if results.measured(ds, "regime", "regime_margin"):
         labels, margin = results.regimes(ds), results.values(ds, "regime_margin")
         for regime in results.REGIMES:
@@ -167,7 +167,7 @@ def chosen_heads(ds: xr.Dataset, example: int = 0) -> list[Choice]:
                 open_to[taken] = False
             for i, j in results.strongest(np.where(open_to, margin, np.nan), 1):
                 reason = f"clearest other {regime} (margin {number(margin[i, j])})"
-                choices[i, j] = Choice(i, j, names[i][j], reason)
+                choices[i, j] = ShownHead(i, j, names[i][j], reason)
     return list(choices.values())
 
 
@@ -181,7 +181,7 @@ def mean_distance(attention: Values, contribution: Values) -> Values:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def example_figure(ds: xr.Dataset, choices: Sequence[Choice], example: int = 0) -> Figure:
+def example_figure(ds: xr.Dataset, choices: Sequence[ShownHead], example: int = 0) -> Figure:
     """The chosen heads of a kept text."""
     tokens, attention, contribution = example_matrices(ds, example)
     i, j = [c.layer for c in choices], [c.head for c in choices]

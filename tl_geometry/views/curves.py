@@ -1,11 +1,14 @@
-"""Plotly figures of separability: F against N, F by layer, what leaving out the sink does."""
+"""Plotly figures of separability: F against N, F by layer, the effect of the sink, guarantees."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_geometry.measures.certificate import Certificate
 from tl_geometry.views import averages, results, style
 from tl_geometry.views.averages import Quantity
 from tl_geometry.views.figures import value_map
@@ -35,6 +38,12 @@ _REGIME_LINES = (
     Series("mixer", "mixer", "#bd6a05", "dash", "square"),
     Series("reset", "reset", "#3d8b78", "dot", "diamond"),
 )
+_GUARANTEES = (
+    ("f_score", "F", "solid", "circle"),
+    ("precision", "precision", "dash", "triangle-up"),
+    ("recall", "recall", "dot", "square"),
+)
+_ENVELOPE_COLOURS = ("#123f80", "#a9640a", "#1d7a6c", "#8b2f7f", "#6b727c")
 
 
 def f_curves(
@@ -159,6 +168,58 @@ def sink_effect_curves(ds: xr.Dataset) -> go.Figure:
     )
     zero = {"zeroline": True, "zerolinecolor": style.INK, "zerolinewidth": 1}
     figure.update_layout(yaxis=graded("F without the sink − F") | zero)
+    return figure
+
+
+def certificate_envelope(
+    certificates: Certificate | Mapping[str, Certificate], top_n: Sequence[int]
+) -> go.Figure:
+    """The theory's envelope: precision, recall and F that lengths and angles guarantee, against N.
+
+    Example:
+        >>> top_n = (1, 2, 4, 8, 16)
+        >>> assumed = {"cosine": (-0.2, 0.4), "sink_cosine": (-0.5, 0.0)}
+        >>> certificate_envelope({
+        ...     f"sink {kappa} times as long": sink_aware_certificate(
+        ...         pattern, v, top_n=top_n, sink_norm_ratio=kappa, **assumed)
+        ...     for kappa in (0.1, 0.3, 1.0)}, top_n)  # doctest: +SKIP
+
+    With assumed cosines and lengths only the attention weights are the model's own; without them
+    the certificate is that of the measured values. The regime is that of Mudarisov et al., arXiv
+    2602.01893, the bounds are our reconstruction (:func:`tl_geometry.sink_aware_certificate`).
+    Each point is the mean over the rows, of all documents and heads, that have more than N keys.
+
+    Args:
+        certificates: One, or up to five by the names that they get in the legend.
+        top_n: The sizes N that they were made with.
+
+    Raises:
+        ValueError: no certificate or more than five, or `top_n` does not fit them.
+    """
+    named = {"": certificates} if isinstance(certificates, Certificate) else dict(certificates)
+    if not 1 <= len(named) <= len(_ENVELOPE_COLOURS):
+        raise ValueError(
+            f"certificates must hold between 1 and {len(_ENVELOPE_COLOURS)}, got {len(named)}"
+        )
+    axis = xr.Dataset(coords={"top_n": list(top_n)})
+    traces = []
+    for (name, certificate), colour in zip(named.items(), _ENVELOPE_COLOURS, strict=False):
+        if certificate.f_score.shape[-1] != len(top_n):
+            raise ValueError(
+                f"top_n={tuple(top_n)} has {len(top_n)} sizes, but the certificate {name!r} was "
+                f"made with {certificate.f_score.shape[-1]}"
+            )
+        prefix = f"{style.text(name)}: " if name else ""
+        for field, word, dash, symbol in _GUARANTEES:
+            mean = getattr(certificate, field).double().nanmean((0, 1, 2)).cpu().numpy()
+            series = Series(field, prefix + word, colour, dash, symbol)
+            traces += along_n(axis, series, Quantity(mean, np.full(mean.shape, np.nan)))
+    figure = go.Figure(traces)
+    figure.update_layout(
+        style.layout("What lengths and angles guarantee", width=560, height=460),
+        **against_n(axis, alone_at="bottom"),
+    )
+    figure.update_layout(yaxis=unit_axis("guaranteed, mean over rows"))
     return figure
 
 

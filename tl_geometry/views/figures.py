@@ -99,26 +99,6 @@ def errors_of(ds: xr.Dataset, variable: str) -> Values:
     return np.full((ds.sizes["layer"], ds.sizes["head"]), np.nan)
 
 
-def sink_rate_map(ds: xr.Dataset) -> go.Figure:
-    """Share of attention that goes to the sink (arXiv 2410.10781, 2606.07604)."""
-    return head_map(ds, "sink_rate")
-
-
-def sink_norm_ratio_map(ds: xr.Dataset) -> go.Figure:
-    """Length of the sink's value vector over the median of the others (arXiv 2602.01893)."""
-    return head_map(ds, "sink_norm_ratio")
-
-
-def contribution_distance_map(ds: xr.Dataset) -> go.Figure:
-    """How far contribution weights are from attention (arXiv 2606.07604)."""
-    return head_map(ds, "contribution_attention_distance")
-
-
-def output_share_map(ds: xr.Dataset) -> go.Figure:
-    """Each head's share of its layer's output (arXiv 2606.07604, inter-head)."""
-    return head_map(ds, "contribution_inter")
-
-
 def _require(ds: xr.Dataset, variable: str) -> None:
     if not results.measured(ds, variable):
         held = sorted(str(name) for name in ds.data_vars)

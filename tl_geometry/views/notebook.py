@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import xarray as xr
+from torch import Tensor
 
+from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.views.attention import MAX_HEADS, heads_figure, mean_distance
 from tl_geometry.views.page import View, render
 from tl_geometry.views.results import Values, head_name, strongest
@@ -55,10 +57,14 @@ def separability(ds: xr.Dataset) -> View:
 
 def contributions(
     model: Any,
-    text: str,
+    text: str | Tensor,
     layer: int | str,
     heads: Sequence[int] | None = None,
     mode: Literal["intra", "inter"] = "intra",
+    *,
+    prepend_bos: bool | None = None,
+    value_bias: ValueBias = "as_hooked",
+    output: Output = "raw",
 ) -> View:
     """Attention of a layer's heads on a text, beside their signed contribution weights.
 
@@ -71,24 +77,39 @@ def contributions(
 
     Args:
         model: HookedTransformer or TransformerBridge.
-        text: One text.
+        text: One text, or token ids (`pos` or `1 pos`), taken as they are.
         layer: Label of the layer, as `analyze` gives it.
         heads: Which heads, in this order.
         mode: "intra" (share of the head's output) or "inter" (share of the layer's).
+        prepend_bos: Whether a bos token opens the text; by default as the tokenizer is set.
+        value_bias: "remove" subtracts the value bias where the model has one.
+        output: "normed" measures behind the norm that some models put after attention.
 
     Raises:
-        ValueError: when a head does not exist, or queries and keys are different tokens.
+        ValueError: when the layer can't be measured, a head does not exist, or queries and keys
+            are different tokens.
     """
-    from tl_geometry.analysis import prompt_contributions
+    from tl_geometry.analysis.prompt import prompt_matrices, prompt_tokens
+    from tl_geometry.hooks import attention_sites, doctor, select_sites
 
-    weights = prompt_contributions(model, text, layers=[layer], mode=mode)
-    pattern = prompt_contributions(model, text, layers=[layer], mode="attention")
-    order = ("layer", "head", "query", "key")
-    c, a = (array.transpose(*order).values[0] for array in (weights, pattern))
-    tokens = [str(token) for token in weights["query_token"].values]
-    if tokens != [str(token) for token in weights["key_token"].values]:
+    (site,) = select_sites(attention_sites(model), layer)
+    if site.cross:
         raise ValueError(f"layer={layer!r} attends to other tokens than its own: not drawable")
-    labels = [int(head) for head in weights["head"].values]
+    diagnosis = doctor(model, edits=False, layers=layer)
+    if not diagnosis.layers[0].supported:
+        raise ValueError(f"layer={layer!r} can't be measured: {diagnosis.layers[0].reason}")
+    ids, tokens = prompt_tokens(model, text, prepend_bos)
+    found = prompt_matrices(
+        model,
+        ids,
+        [site],
+        diagnosis,
+        (mode, "attention"),
+        value_bias=value_bias,
+        output=output,
+    )
+    c, a = (found.by_mode[name][0] for name in (mode, "attention"))
+    labels = list(range(site.n_heads))
     chosen, note = _choose(heads, labels, mean_distance(a, c))
     names = [head_name(layer, labels[h]) for h in chosen]
     figure = heads_figure("contributions", tokens, names, a[chosen], c[chosen], mode=mode)

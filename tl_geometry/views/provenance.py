@@ -9,7 +9,7 @@ import xarray as xr
 from tl_geometry.views.results import number
 
 _GROUPS = {
-    "Model": ("model_name", "model_class", "model_dtype", "weight_processing"),
+    "Model": ("model_name", "model_class", "model_dtype", "device", "weight_processing"),
     "Text": (
         "corpus",
         "documents",
@@ -20,7 +20,7 @@ _GROUPS = {
         "bos_rule",
     ),
     "Method": ("measures", "sink", "value_bias", "output", "seed"),
-    "Skipped": ("skipped_layers", "skipped_rows"),
+    "Skipped": ("skipped_layers", "skipped_documents", "skipped_rows"),
     "Software": (
         "tl_geometry",
         "transformer_lens",
@@ -34,6 +34,7 @@ _WORDS = {
     "model_name": "Model",
     "model_class": "Class",
     "model_dtype": "Number type",
+    "device": "Device",
     "weight_processing": "Weight processing",
     "corpus": "Corpora",
     "documents": "Documents (windows)",
@@ -48,6 +49,7 @@ _WORDS = {
     "output": "Output",
     "seed": "Seed",
     "skipped_layers": "Layers",
+    "skipped_documents": "Documents",
     "skipped_rows": "Rows",
     "transformer_lens": "TransformerLens",
     "torch": "PyTorch",
@@ -106,6 +108,8 @@ def _value(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _value("", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
+        if value and all(type(item) in (int, float) for item in value):
+            return ", ".join(f"{item:g}" if type(item) is float else str(item) for item in value)
         return [_value("", item) for item in value]
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
+from tl_geometry.measures.regimes import REGIMES
+
 Values = npt.NDArray[Any]
-REGIMES = ("retriever", "mixer", "reset")
 
 
 def check_result(ds: xr.Dataset) -> None:

@@ -12,7 +12,7 @@ import xarray as xr
 
 from tl_geometry.views import averages, curves, results
 from tl_geometry.views.drawings import drawing, value_drawing
-from tl_geometry.views.findings import separability_findings, ties_note
+from tl_geometry.views.findings import separability_findings, ties_note, tightness
 from tl_geometry.views.maps import F_GAIN, F_SCORE, TS
 from tl_geometry.views.page import visible
 from tl_geometry.views.parts import Choice, Figure, Section
@@ -56,7 +56,7 @@ def section(ds: xr.Dataset) -> Section:
     """All about separability; `ds` must hold F."""
     figures: list[Figure] = []
     tables: list[Table] = []
-    notes = [INTERVALS, ties_note(ds)]
+    notes = [tightness(ds), INTERVALS, ties_note(ds)]
     if averages.compared(ds):
         figures, tables = _figures(ds), separability_tables(ds)
     else:

@@ -114,9 +114,9 @@ def graded(title: str, ticks: Sequence[int | float] = ()) -> dict[str, Any]:
     return axis
 
 
-def unit_axis() -> dict[str, Any]:
+def unit_axis(title: str = "F") -> dict[str, Any]:
     """The axis of F, from 0 to 1 whatever the data."""
-    return graded("F", [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]) | {"range": [-0.03, 1.03]}
+    return graded(title, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]) | {"range": [-0.03, 1.03]}
 
 
 def legend(*, above: bool = False) -> dict[str, Any]:
