@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 import xarray as xr
 from typer.testing import CliRunner
 
@@ -115,7 +116,7 @@ def text_file(directory, content="some words"):
 def test_help_names_every_command():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "analyze", "report", "doctor"):
+    for command in ("demo", "analyze", "report", "compare", "doctor"):
         assert command in result.stdout
 
 
@@ -192,7 +193,8 @@ def test_analyze_passes_everything_on(calls, tmp_path):
         "seed": 7,
         "progress": False,
     }
-    assert load(out).identical(small_result())
+    corpus = {"name": "text.txt", "source": str(source), "texts": 1, "tokens": 120}
+    assert load(out).identical(small_result(corpus=[corpus]))
 
 
 def test_analyze_with_its_defaults(calls, tmp_path):
@@ -204,6 +206,9 @@ def test_analyze_with_its_defaults(calls, tmp_path):
     _, data, options = calls["analyze"]
     assert data == tl_geometry.data.demo_corpora()["demo-prose"]
     assert options == ANALYZE_DEFAULTS
+    assert load(tmp_path / "run.nc").attrs["corpus"] == [
+        {"name": "demo-prose", "source": "demo corpus", "texts": len(data), "tokens": 120}
+    ]
 
 
 def test_analyze_a_data_set(calls, tmp_path, monkeypatch):
@@ -217,6 +222,29 @@ def test_analyze_a_data_set(calls, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert calls["load_texts"] == ("a:b", {"split": "test", "text_field": "body"})
     assert calls["analyze"][1] == ["one", "two"]
+    assert result.stderr == (
+        "tl-geometry: warning: without --max-documents the whole split 'test' of a:b is read\n"
+    )
+    assert load(tmp_path / "run.nc").attrs["corpus"] == [
+        {
+            "name": "a:b",
+            "source": "Hugging Face hub",
+            "split": "test",
+            "field": "body",
+            "texts": 2,
+            "tokens": 120,
+        }
+    ]
+    some = run("analyze", "m", *arguments, "--max-documents", 9, "--out", tmp_path / "some.nc")
+    assert (some.exit_code, some.stderr) == (0, "")
+
+
+def test_a_file_given_as_a_data_set_is_no_stream(calls, tmp_path):
+    source = text_file(tmp_path)
+    result = run("analyze", "m", "--dataset", source, "--out", tmp_path / "run.nc")
+    assert (result.exit_code, result.stderr) == (0, "")
+    (entry,) = load(tmp_path / "run.nc").attrs["corpus"]
+    assert entry == {"name": "text.txt", "source": str(source), "texts": 1, "tokens": 120}
 
 
 def test_existing_output_is_refused_before_anything_is_loaded(calls, tmp_path):
@@ -227,7 +255,7 @@ def test_existing_output_is_refused_before_anything_is_loaded(calls, tmp_path):
     assert calls == {}
     assert out.read_text() == "precious"
     assert run("analyze", "m", "--text", source, "--out", out, "--force").exit_code == 0
-    assert load(out).identical(small_result())
+    assert load(out).attrs["documents"] == 3
 
 
 def test_output_that_cannot_be_written_is_refused_before_anything_is_loaded(calls, tmp_path):
@@ -258,7 +286,37 @@ def test_mistakes_in_the_input(calls, tmp_path):
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
     assert_refused(run("analyze", "m", "--text", binary, "--out", out), "UTF-8")
+    pytest.importorskip("datasets")
+    records = tmp_path / "x.jsonl"
+    records.write_text('{"id": 7, "text": "some words"}\n')
+    arguments = ("analyze", "m", "--text", records, "--out", out)
+    assert_refused(run(*arguments, "--text-field", "id"), "text_field='id'", "int, not text")
+    assert_refused(run(*arguments, "--text-field", "x"), "text_field='x'", "['id', 'text']")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, typer.Abort])
+def test_an_interruption_is_one_line(calls, monkeypatch, signal):
+    def interrupted(model):
+        raise signal
+
+    monkeypatch.setattr(tl_geometry.hooks, "doctor", interrupted)
+    result = run("doctor", "m")
+    assert result.exit_code == 130
+    assert (result.stdout, result.stderr) == ("", "tl-geometry: interrupted\n")
+
+
+def test_hooks_that_never_fired_are_no_bug(calls, monkeypatch, tiny_model):
+    def never_run(model):
+        tl_geometry.Probe(tiny_model).result()
+
+    def broken(model):
+        raise RuntimeError("a genuine bug")
+
+    monkeypatch.setattr(tl_geometry.hooks, "doctor", never_run)
+    assert_refused(run("doctor", "m"), "no hook of this probe has fired", "eager")
+    monkeypatch.setattr(tl_geometry.hooks, "doctor", broken)
+    assert isinstance(run("doctor", "m").exception, RuntimeError)
 
 
 def test_a_bug_shows_itself(calls, tmp_path):
@@ -346,6 +404,67 @@ def test_demo_keeps_existing_output(calls, tmp_path):
     assert_refused(run("demo", "--out", tmp_path), "demo.html exists", "--force")
     assert_refused(run("demo", "--out", tmp_path / "demo.html"), "demo.html")
     assert calls == {}
+
+
+# A real model.
+
+
+@pytest.fixture
+def model_directory(tmp_path, tiny_tokenizer):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    directory = tmp_path / "tiny-llama"
+    LlamaForCausalLM(config).save_pretrained(directory)
+    tiny_tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_every_command_on_a_real_model(model_directory, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("the cat sat on the mat . " * 6)
+    (texts / "b.txt").write_text("Paris is the capital of France . it was quick and old !")
+    files = tmp_path / "a.nc", tmp_path / "b.nc"
+    common = ("analyze", model_directory, "--text", texts, "--no-progress", "--keep-examples", 1)
+    for file, options in zip(files, [(), ("--no-prepend-bos", "--n-ctx", 24)], strict=True):
+        result = run(*common, *options, "--top-n", "1,2,4", "--out", file)
+        assert result.exit_code == 0, result.output
+    first, second = map(load, files)
+    assert (first.sizes["layer"], first.sizes["head"]) == (2, 4)
+    # Words and stops: 42 and 13, a bos before each text; then windows of 24, 18 and 13.
+    assert (first.attrs["documents"], first.attrs["tokens"]) == (2, 42 + 13 + 2)
+    assert (second.attrs["documents"], second.attrs["tokens"]) == (3, 42 + 13)
+    entry = {"name": "texts", "source": str(texts), "texts": 2, "tokens": 57}
+    assert first.attrs["corpus"] == [entry]
+    assert bool(np.isfinite(first["f_score"]).all())
+
+    page = tmp_path / "page.html"
+    result = run("report", files[0], "--out", page)
+    assert (result.exit_code, result.stdout) == (0, f"{page}\n")
+    html = page.read_text(encoding="utf-8")
+    assert "Geometry of attention in tiny-llama" in html
+    assert "How tight the bounds are" in html
+
+    result = run("compare", *files)
+    assert result.exit_code == 0, result.output
+    assert "  prepend_bos: True | False\n  n_ctx: 64 | 24\n" in result.stdout
+    assert "of 8 heads agree" in result.stdout
+
+    result = run("doctor", model_directory)
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 attention layers supported" in result.stdout
 
 
 # In a process of its own.

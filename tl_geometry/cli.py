@@ -50,7 +50,7 @@ _CHECKS = "tl_geometry.analysis.ledger"
 class _Group(TyperGroup):
     """Ends with 2 and one line on stderr for a user's mistake; lets every other exception out."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, typer.Abort):

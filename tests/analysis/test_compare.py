@@ -190,7 +190,9 @@ def test_runs_that_differ_in_their_texts_alone_raise_no_warning() -> None:
 def test_a_setting_that_differs_is_a_warning(name: str, value: Any) -> None:
     found = compare(settings(), settings(**{name: value}))
     assert found.differences == {name: (SETTINGS[name], value)}
-    warning = f"Warning: the runs were not made in the same way\n  {name}: {SETTINGS[name]} | {value}\n"
+    warning = (
+        f"Warning: the runs were not made in the same way\n  {name}: {SETTINGS[name]} | {value}\n"
+    )
     assert warning in repr(found)
     assert warning in found._repr_html_()
 

@@ -44,8 +44,7 @@ def expected(layers, mask, **options):
         found = []
         for row in range(len(mask)):
             pattern, v, seen = document(layer, row, mask[row].bool(), **document_options)
-            places = mask[row].nonzero().flatten().tolist()
-            found.append(numbers(pattern, v, layer.W_O, seen, places=places, **options))
+            found.append(numbers(pattern, v, layer.W_O, seen, **options))
         result.append(over_documents(found))
     return result
 

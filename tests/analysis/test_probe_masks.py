@@ -55,11 +55,38 @@ def test_a_mask_for_the_probe_alone_is_refused_behind_short_windows(pads):
         probe.result()
 
 
-@pytest.mark.parametrize("kind", ["left", "gap", "right"])
-def test_padding_that_the_model_masked_is_found_without_a_mask(factory, kind):
+@pytest.mark.parametrize("kind", ["gap", "right"])
+def test_masked_positions_that_may_be_padding_are_questioned(factory, kind):
+    model = factory()
+    mask = ones(2, 12)
+    mask[0, {"gap": slice(4, 6), "right": slice(9, 12)}[kind]] = 0
+    probe = Probe(model, three())
+    model.run_with_hooks(tokens(2, 12), attention_mask=mask, fwd_hooks=probe.hooks())
+    with pytest.raises(ValueError, match=f"{int((mask == 0).sum())} positions get no attention"):
+        probe.result()
+
+
+def test_a_weight_that_rounds_to_zero_is_questioned_not_dropped(factory):
+    model, ids = factory(), tokens(2, 12)
+
+    def sharpen(pattern, hook):
+        pattern = pattern.clone()
+        pattern[:, :, -1, -1] = 0
+        return pattern / pattern.sum(-1, keepdim=True)
+
+    edits = [("blocks.0.attn.hook_pattern", sharpen)]
+    silent, told = Probe(model, three()), Probe(model, three())
+    model.run_with_hooks(ids, fwd_hooks=[*edits, *silent.hooks()])
+    with pytest.raises(ValueError, match="2 positions get no attention"):
+        silent.result()
+    model.run_with_hooks(ids, fwd_hooks=[*edits, *told.hooks(ones(2, 12))])
+    assert told.result().attrs["tokens"] == 24
+
+
+def test_left_padding_that_the_model_masked_is_found_without_a_mask(factory):
     model = factory()
     ids, mask = tokens(2, 12), ones(2, 12)
-    mask[0, {"left": slice(0, 3), "gap": slice(4, 6), "right": slice(9, 12)}[kind]] = 0
+    mask[0, :3] = 0
     told, untold = Probe(model, three()), Probe(model, three())
     for probe, given in ((told, mask), (untold, None)):
         model.run_with_hooks(ids, attention_mask=mask, fwd_hooks=probe.hooks(given))

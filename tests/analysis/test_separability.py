@@ -162,9 +162,7 @@ def test_batches_and_their_order_change_nothing(factory, backend, queries):
 
 @pytest.mark.parametrize("length", [6, 11, 18])
 @pytest.mark.parametrize("queries", [3, 16])
-def test_the_control_of_a_document_is_the_same_in_any_batch(
-    factory, backend, length, queries
-):
+def test_the_control_of_a_document_is_the_same_in_any_batch(factory, backend, length, queries):
     """Alone, and padded on the left or right beside a longer document."""
     model = factory(dtype=torch.float64)
     document_, other = tokens(1, length), tokens(1, 19, seed=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from analysis_data.reference import Layer, record, site_names
+from analysis_data.reference import record, site_names
 from literal import (
     contributions as literal_contributions,
     regimes as literal_regimes,
@@ -19,6 +19,7 @@ from tl_geometry import (
     Contributions,
     Probe,
     Regimes,
+    Separability,
     Sinks,
     analyze,
     contribution_factors,
@@ -36,6 +37,7 @@ from tl_geometry import (
     value_weighted_attention,
 )
 from tl_geometry.data import demo_corpora
+from tl_geometry.models import load_model
 
 pytestmark = pytest.mark.smollm2
 
@@ -95,11 +97,26 @@ def tensors(layer, dtype=torch.float32):
     return layer.pattern.to(dtype), layer.v.to(dtype), layer.W_O.to(dtype)
 
 
+def three_measures():
+    return [Contributions(), Regimes(), Sinks()]
+
+
+def probed(model, ids, mask):
+    probe = Probe(model, three_measures())
+    model.run_with_hooks(ids, attention_mask=mask, fwd_hooks=probe.hooks(mask))
+    return probe.result()
+
+
 def assert_close(actual, expected, mode, relative=1e-5):
     """Within ``relative * (1 + sum |c|)``, the sum over what the weights of a row sum to 1 over."""
     assert not expected.isnan().any()
     expected = expected.double().numpy()
     assert_same(actual, expected, row_tolerance(expected, mode, relative))
+
+
+@pytest.fixture(scope="module")
+def unpadded(model, paragraph):
+    return probed(model, paragraph, torch.ones_like(paragraph))
 
 
 # -- one layer ---------------------------------------------------------------------------------------
@@ -127,8 +144,10 @@ def test_suppression_is_minus_the_gradient_of_the_log_length(layer, mode):
     if mode == "inter":
         outputs = outputs.sum(1)
     (gradient,) = torch.autograd.grad(outputs.norm(dim=-1).log().sum(), logits)
-    assert float(gradient.abs().max()) > 0.1
+    assert float(gradient.abs().max()) > 0.05
     assert_same(suppression(*tensors(layer), mode=mode), -gradient, 1e-4)
+    exact = logits.detach().softmax(-1)
+    assert_same(suppression(exact, v, W_O, mode=mode), -gradient, 1e-9)
 
 
 @EACH_LAYER
@@ -187,19 +206,14 @@ def test_contributions_equal_their_definition(layer, mode):
     assert_same(found.attention, a, 0)
     assert_same(found.relative_norm, rho, 1e-5 * (1 + rho))
     assert_same(found.cosine, cosine)
-    assert_same(suppression(*inputs, mode=mode), _suppression(a, c), tolerance)
+    expected = literal_contributions.suppression(*inputs, mode=mode)
+    assert_same(suppression(*inputs, mode=mode), expected, tolerance)
     for normalized in (False, True):
-        expected = a * rho
-        if not normalized:
-            expected = a * np.linalg.norm(literal_contributions.projected_values(
-                layer.v, layer.W_O), axis=-1)[:, :, None]  # fmt: skip
-        actual = value_weighted_attention(*inputs, normalized=normalized, mode=mode)
+        options = {"normalized": normalized, "mode": mode}
+        expected = literal_contributions.value_weighted_attention(*inputs, **options)
+        actual = value_weighted_attention(*inputs, **options)
         assert_same(actual, expected, 1e-5 * (1 + expected))
     assert_same(importance(*inputs, mode=mode, absolute=True), np.abs(c), tolerance)
-
-
-def _suppression(attention, weights):
-    return attention * weights.sum(-1, keepdims=True) - weights
 
 
 @EACH_LAYER
@@ -234,16 +248,15 @@ def test_sinks_equal_their_definition(layer, dtype):
     assert_same(sink_metric(pattern), literal_sinks.sink_metric(pattern), 0)
     found = sink_geometry(*inputs)
     for name, values in literal_sinks.sink_geometry(*inputs).items():
-        assert_same(getattr(found, _field(name)), values, tolerance * (1 + np.abs(values)))
-
-
-def _field(name):
-    return name
+        assert_same(getattr(found, name), values, tolerance * (1 + np.abs(values)))
 
 
 @EACH_LAYER
-@pytest.mark.parametrize("options", [{}, {"exclude_sink": True}, {"rank_by": "value_weighted"},
-                                     {"distance": "cosine"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"exclude_sink": True}, {"rank_by": "value_weighted"}, {"distance": "cosine"}],
+    ids=["attention", "no sink", "value-weighted", "cosine"],
+)
 def test_separability_equals_its_definition(layer, options):
     """On a few rows of each head, between the extremes that rounding of float32 allows."""
     queries, sizes, heads = torch.tensor([5, 9, 20, 33, 47]), (2, 8), [0, 4, 8]
@@ -274,61 +287,69 @@ def test_separability_equals_its_definition(layer, options):
 # -- through the model -------------------------------------------------------------------------------
 
 
-def three():
-    return [Contributions(), Regimes(), Sinks()]
-
-
-def probed(model, ids, mask):
-    probe = Probe(model, three())
-    model.run_with_hooks(ids, attention_mask=mask, fwd_hooks=probe.hooks(mask))
-    return probe.result()
+def assert_same_results(one, other, tolerance):
+    """Equal labels, and differences within the tolerance times the size of the variable."""
+    assert set(one.data_vars) == set(other.data_vars)
+    for name, variable in other.data_vars.items():
+        actual, expected = one[name].values, variable.values
+        if expected.dtype.kind in "US":
+            assert actual.tolist() == expected.tolist(), name
+            continue
+        # A standard error is as exact as its mean, what is left of a row's attention as the rest.
+        sized = "sink_rate" if name.startswith("null_sink_rate") else name.removesuffix("_se")
+        size = np.abs(np.nan_to_num(other[sized].values)).max()
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * size, err_msg=name)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing_on_real_tokens(model, paragraph, layers, side):
-    extra = torch.full((1, 7), PAD)
-    parts = [extra, paragraph] if side == "left" else [paragraph, extra]
-    ids = torch.cat(parts, 1)
-    real = torch.cat([torch.full_like(part, part is paragraph, dtype=torch.bool) for part in parts], 1)
+def test_padding_changes_nothing_on_real_tokens(model, paragraph, layers, unpadded, side):
+    amount = (7, 0) if side == "left" else (0, 7)
+    ids = torch.nn.functional.pad(paragraph, amount, value=PAD)
+    mask = torch.nn.functional.pad(torch.ones_like(paragraph), amount)
+    real = mask[0].bool()
     names = [layer.name for layer in layers.values()]
-    recorded = record(model, ids, names=names, attention_mask=real.long())
-    places = real[0].nonzero().flatten()
-    available = causal(ids.shape[1])[None] & real[:, :, None] & real[:, None, :]
+    recorded = record(model, ids, names=names, attention_mask=mask)
+    available = causal(len(real))[None] & real[:, None] & real
     for padded, layer in zip(recorded, layers.values(), strict=True):
         for mode in ("intra", "inter"):
             c = contribution_weights(*tensors(padded), mode=mode, available=available)
-            assert c[:, :, ~real[0]].isnan().all()
-            assert not c[:, :, places][..., ~real[0]].any()
+            assert c[:, :, ~real].isnan().all()
+            assert not c[:, :, real][..., ~real].any()
             expected = contribution_weights(*tensors(layer), mode=mode)
-            print(padded.name, mode, row_err(c[:, :, places][..., places], expected, mode))
-            assert_close(c[:, :, places][..., places], expected, mode, 1e-4)
-    one, other = probed(model, ids, real.long()), probed(model, paragraph, torch.ones_like(paragraph))
-    assert one.attrs["rows"] == other.attrs["rows"] == LENGTH
-    report(one, other)
+            assert_close(c[:, :, real][..., real], expected, mode)
+    found = probed(model, ids, mask)
+    assert found.attrs["rows"] == unpadded.attrs["rows"] == LENGTH
+    assert_same_results(found, unpadded, 1e-5)
 
 
-def row_err(a, e, mode):
-    e = e.double().numpy()
-    return float((np.abs(a.double().numpy() - e) / row_tolerance(e, mode, 1)).max())
-
-
-def report(one, other):
-    for name in one.data_vars:
-        x, y = one[name].values, other[name].values
-        if x.dtype.kind in "US":
-            print(name, (x != y).sum())
-        else:
-            assert (np.isnan(x) == np.isnan(y)).all(), name
-            print(name, np.nanmax(np.abs(x - y) / (1e-300 + np.nanmax(np.abs(y)))) if not np.isnan(y).all() else "nan")
+def in_batches_of(sizes, model, measures, **options):
+    texts = [" ".join(prose(n).split()[:words]) for n, words in enumerate((17, 11, 17, 14))]
+    results = [
+        analyze(model, texts, measures(), batch_size=size, progress=False, **options)
+        for size in sizes
+    ]
+    assert [found.attrs["documents"] for found in results] == [len(texts)] * len(sizes)
+    assert len({found.attrs["tokens"] for found in results}) == 1
+    return results
 
 
 def test_analysis_does_not_depend_on_the_batch_size(model):
-    texts = [" ".join(prose(genre).split()[:count]) for genre, count in ((0, 30), (2, 22), (3, 30), (4, 26))]
-    one, other = (
-        analyze(model, texts, batch_size=size, top_n=(2, 8), progress=False) for size in (1, 3)
+    """All but the rank correlations: the model itself rounds by batch, and close neighbours swap."""
+    one, three = in_batches_of((1, 3), model, three_measures)
+    assert len(set(three.regime.values.flatten())) > 1
+    ranks = [name for name in three.data_vars if "_spearman_" in name]
+    assert len(ranks) == 12
+    assert_same_results(one.drop_vars(ranks), three.drop_vars(ranks), 1e-6)
+
+
+def test_ranks_and_counts_do_not_depend_on_the_batch_size():
+    """In double precision, where the rounding of the model decides no comparison."""
+    model = load_model("smollm2", processing=False, device="cpu", dtype="float64")
+    one, three = in_batches_of(
+        (1, 3), model, lambda: [Sinks(), Separability((2, 8))], layers=(*CHOSEN, 17)
     )
-    assert one.attrs["documents"] == other.attrs["documents"] == 4
-    report(one, other)
+    assert {"tail_spearman_attention", "f_score", "certificate"} <= set(three.data_vars)
+    assert_same_results(one, three, 1e-6)
 
 
 def test_bounds_on_separability_hold_on_every_row(model):

@@ -137,13 +137,9 @@ def numbers(
     epsilon: float = 0.3,
     tail_queries: int = 16,
     space: str = "head",
-    places: Sequence[int] | None = None,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """Every variable of three measures for one document: an array over heads (and labels).
-
-    ``places`` are the document's positions in the batch, where they are not consecutive.
-    """
+    """Every variable of three measures for one document: an array over heads (and labels)."""
     inputs = {"available": available, **options}
     bias = {k: options[k] for k in ("value_bias", "b_V") if k in options}
     a, rho, cosine = (
@@ -165,7 +161,6 @@ def numbers(
     )
     seen = available[0].numpy()
     heads, queries, keys = c.shape
-    places = range(queries) if places is None else places
     found: dict[str, list[Any]] = {}
 
     def put(name: str, value: Any) -> None:
@@ -196,7 +191,7 @@ def numbers(
         put("winner_count", counts)
         for name, count in zip(CATEGORY_NAMES, counts, strict=True):
             put(f"{name}_share", count / len(counted) if counted else math.nan)
-        offsets = [] if cross else [places[i] - places[position[h, i]] for i in counted]
+        offsets = [] if cross else [i - position[h, i] for i in counted]
         edges = [*OFFSET_BINS[1:], math.inf]
         bins = [next(n for n, edge in enumerate(edges) if offset < edge) for offset in offsets]
         shares = [_mean([float(found_bin == n) for found_bin in bins]) for n in range(len(edges))]

@@ -282,6 +282,33 @@ def test_token_tensors_are_taken_as_they_are(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
+    "data",
+    [
+        np.array([[5, 6, 7], [8, 9, 10]]),
+        (tensor([[5, 6], [7, 8]]), tensor([[1, 1], [1, 1]])),
+        {"input_ids": tensor([[5, 6], [7, 8]])},
+        [tensor([5, 6]), tensor([7, 8, 9])],
+        [tensor([[5, 6], [7, 8]])],
+        [[tensor([[5, 6], [7, 8]]), tensor([[1, 1], [1, 1]])]],
+        [tensor([5, 6]), {"input_ids": tensor([7, 8, 9])}],
+        ["a text", tensor([5, 6])],
+        ["ab", "cd"],
+        [],
+        {"text": "ab"},
+        iter([tensor([5, 6]), tensor([7, 8])]),
+    ],
+)
+def test_the_total_is_known_where_shapes_tell(data: Any) -> None:
+    stream = token_batches(data, MODEL)
+    if stream.total is not None:
+        list(stream)
+        assert stream.total == stream.documents == 2
+        assert token_batches(data, MODEL, max_documents=1).total == 1
+    texts = isinstance(data, list) and (not data or isinstance(data[0], str))
+    assert (stream.total is None) == (texts or "text" in data or isinstance(data, Iterator))
+
+
+@pytest.mark.parametrize(
     "item",
     [
         (tensor([[5, 6, 7]]), tensor([[1, 1, 0]])),

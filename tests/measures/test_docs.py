@@ -33,9 +33,7 @@ def doctests(module):
             continue
         name = f"{module.__name__}.{getattr(node, 'name', '')}"
         line = getattr(node, "lineno", 1)
-        parsed = doctest.DocTestParser().get_doctest(
-            docstring, vars(module), name, str(path), line
-        )
+        parsed = doctest.DocTestParser().get_doctest(docstring, vars(module), name, str(path), line)
         if parsed.examples:
             found.append(parsed)
     return found

@@ -9,6 +9,7 @@ import pytest
 import xarray as xr
 from views_data.dataset import make_dataset
 
+from tl_geometry.views import provenance
 from tl_geometry.views.report import report, report_html
 
 EVIL = "</title></script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>\u202e"
@@ -171,3 +172,14 @@ def test_refuses_what_is_no_result(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         report(make_dataset(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_provenance_knows_every_attribute_of_a_run() -> None:
+    measures = {"Separability": {"top_n": (1, 2, 4), "share": [0.5, 2]}, "Regimes": {}}
+    ds = make_dataset(device="cuda:0", skipped_documents={"empty text": 3}, measures=measures)
+    found = {group: dict(rows) for group, rows in provenance.groups(ds)}
+    assert "Other" not in found
+    assert found["Model"]["Device"] == "cuda:0"
+    assert found["Skipped"]["Documents"] == {"empty text": "3"}
+    stated = found["Method"]["Measures"]
+    assert stated == {"Separability": {"top_n": "1, 2, 4", "share": "0.5, 2"}, "Regimes": {}}

@@ -112,7 +112,14 @@ def analyze(
         output=output,
     )
     device = probe.sites[0].device
-    examples: list[Tensor] = []
+    if any(
+        isinstance(site.layer, str) and site.layer.startswith("decoder") for site in probe.sites
+    ):
+        raise ValueError(
+            "analyze runs models on tokens alone, but an encoder-decoder needs the decoder's tokens too: "
+            "run it yourself, with Probe.hooks(attention_mask=..., decoder_attention_mask=...)"
+        )
+    examples: dict[int, Tensor] = {}
     with torch.no_grad(), tqdm(total=stream.total, unit=" documents", disable=not progress) as bar:
         for batch in stream:
             mask = batch.attention_mask
@@ -123,7 +130,8 @@ def analyze(
                 **{mask_argument(model): mask.long().to(device)},
             )
             probe.check()
-            examples += _first_tokens(batch, keep_examples - len(examples))
+            examples |= _first_tokens(batch) if keep_examples else {}
+            examples = dict(sorted(examples.items())[:keep_examples])
             bar.update(len(batch.documents))
     ds = probe.result()
     ds.attrs |= {
@@ -134,12 +142,13 @@ def analyze(
         "skipped_documents": dict(stream.skipped),
         "warnings": [*ds.attrs["warnings"], *stream.warnings],
     }
-    return _with_examples(ds, model, probe, examples) if examples else ds
+    return _with_examples(ds, model, probe, list(examples.values())) if examples else ds
 
 
-def _first_tokens(batch: Batch, wanted: int) -> list[Tensor]:
-    rows = range(min(max(wanted, 0), len(batch.documents)))
-    return [batch.tokens[row][batch.attention_mask[row]][:EXAMPLE_TOKENS] for row in rows]
+def _first_tokens(batch: Batch) -> dict[int, Tensor]:
+    """The first real tokens of each document, by its number."""
+    rows = zip(batch.documents, batch.tokens, batch.attention_mask, strict=True)
+    return {number: tokens[mask][:EXAMPLE_TOKENS] for number, tokens, mask in rows}
 
 
 def _with_examples(ds: xr.Dataset, model: Any, probe: Probe, examples: list[Tensor]) -> xr.Dataset:

@@ -9,7 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.hooks import AttentionSite, LayerReport
-from tl_geometry.hooks.padding import PadToken, masked_padding, unseen_keys
+from tl_geometry.hooks.padding import (
+    PadToken,
+    masked_padding,
+    unexplained_keys,
+    unseen_keys,
+)
 from tl_geometry.measures.masks import attention_available
 
 __all__ = ["BatchMasks"]
@@ -51,6 +56,7 @@ class BatchMasks:
             for stack, site in reversed(list(zip(stacks, sites, strict=True)))
             if not site.cross
         }
+        self.unexplained: Tensor | None = None
         self._trailing: Tensor | None = None
         self._seen: dict[str, Tensor] = {}
         self._available: dict[Hashable, Tensor] = {}
@@ -69,9 +75,11 @@ class BatchMasks:
         stack = _stack(site)
         if self._given[_mask_name(stack)] is not None or self._first.get(stack) != site.index:
             return
-        pads = masked_padding(pattern, causal=report.causal, sums_to_one=report.rows_sum_to_one)
+        pads = masked_padding(pattern, causal=report.causal)
         if self._trailing is not None and self._trailing.shape == pads.shape:
             pads = pads | self._trailing.to(pads.device)
+        if report.causal and report.rows_sum_to_one:
+            self.unexplained = unexplained_keys(pattern, pads).sum()
         self._seen[stack] = ~pads
         self._available.clear()
 
@@ -135,14 +143,21 @@ def _mask_name(stack: str) -> str:
     return "decoder_attention_mask" if _is_decoder(stack) else "attention_mask"
 
 
-def checked_mask(name: str, mask: Tensor | None) -> Bool[Tensor, "batch pos"] | None:
+def checked_mask(name: str, mask: Any) -> Bool[Tensor, "batch pos"] | None:
     """A padding mask as bool.
 
     Raises:
+        TypeError: not a tensor.
         ValueError: not ``batch pos``, or a row without a real token.
     """
     if mask is None:
         return None
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(mask).__name__}")
+    if mask.is_floating_point() and bool(mask.isnan().any()):
+        raise ValueError(
+            f"{name} holds NaN; it must be non-zero at real tokens and zero at padding"
+        )
     if mask.ndim != 2:
         raise ValueError(
             f"{name} must be batch pos (non-zero at real tokens), got shape {tuple(mask.shape)}"

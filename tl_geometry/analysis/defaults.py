@@ -12,7 +12,7 @@ from tl_geometry.analysis.separability import Separability
 from tl_geometry.analysis.sinks import Sinks
 from tl_geometry.measures.separability import TOP_N
 
-__all__ = ["checked_measures", "default_measures"]
+__all__ = ["check_distinct", "checked_measures", "default_measures"]
 
 
 def default_measures(
@@ -34,3 +34,17 @@ def checked_measures(measures: Any) -> list[Accumulator]:
             name = measure.__name__ if isinstance(measure, type) else type(measure).__name__
             raise TypeError(f"measures must hold accumulators such as Sinks(), got {name}")
     return given
+
+
+def check_distinct(measures: Sequence[Accumulator]) -> None:
+    """Refuse two measures that would write the same variable.
+
+    Raises:
+        ValueError: with the names.
+    """
+    names = [name for measure in measures for name in measure.variables]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"measures: {', '.join(twice[:3])} would be written twice; give each measure once"
+        )

@@ -33,6 +33,7 @@ class Ledger(Metric):
     tokens: Tensor
     padding: Tensor
     blank: Tensor
+    unexplained: Tensor
     rows: Tensor
     hidden_sink_rows: Tensor
     non_finite: Tensor
@@ -51,6 +52,7 @@ class Ledger(Metric):
             ("tokens", (), "sum"),
             ("padding", (), "sum"),
             ("blank", (), "sum"),
+            ("unexplained", (), "sum"),
             ("rows", (n,), "sum"),
             ("hidden_sink_rows", (n,), "sum"),
             ("non_finite", (n, n_heads), "sum"),
@@ -88,8 +90,16 @@ class Ledger(Metric):
         mismatch = _largest(_mismatch(geometry, z), rows) / coarsest
         self.mismatch[layer] = torch.maximum(self.mismatch[layer], mismatch.to(device))
 
-    def count(self, real: Bool[Tensor, "batch query"], *, pads_found: bool) -> None:
+    def count(
+        self,
+        real: Bool[Tensor, "batch query"],
+        *,
+        pads_found: bool,
+        unexplained: Tensor | None,
+    ) -> None:
         """Take in one batch by its real tokens; ``pads_found`` if the others were found, not given."""
+        if unexplained is not None:
+            self.unexplained += unexplained.to(self.unexplained.device)
         real = real.to(self.tokens.device)
         self.documents += real.shape[0]
         self.tokens += real.sum()
@@ -113,6 +123,12 @@ class Ledger(Metric):
             raise ValueError(
                 f"{int(self.blank)} rows hold only padding: leave them out of the batch, or give the "
                 "attention_mask"
+            )
+        if self.unexplained > 0:
+            raise ValueError(
+                f"{int(self.unexplained)} positions get no attention from any head of the first layer: "
+                "padding that the model masks, weights that round to zero, or an ablation? Say which "
+                "tokens are real with hooks(attention_mask=...), all ones if all are"
             )
         exists = torch.zeros_like(self.attending, dtype=torch.bool)
         for row, site in enumerate(self.sites):

@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_geometry.analysis.accumulator import Accumulator
 from tl_geometry.analysis.batch_masks import BatchMasks
 from tl_geometry.analysis.contributions import Contributions
-from tl_geometry.analysis.defaults import checked_measures, default_measures
+from tl_geometry.analysis.defaults import check_distinct, checked_measures, default_measures
 from tl_geometry.analysis.ledger import Ledger
 from tl_geometry.analysis.reading import LayerReader
 from tl_geometry.analysis.results import assemble, kept_heads, model_provenance
@@ -101,6 +101,7 @@ class Probe:
         self._pad = PadToken.of(model)
         self._seen = 0
         n_heads, device = self._kept_heads.shape[1], self.sites[0].device
+        check_distinct(self.measures)
         for measure in self.measures:
             measure.check_free()
         with torch.inference_mode(False):  # states must outlive an inference block they are made in
@@ -178,13 +179,16 @@ class Probe:
         geometry: AttentionGeometry,
         z: Tensor,
         v: Tensor,
-        *,
-        pads_found: bool,
+        masks: BatchMasks,
     ) -> None:
         """Hand one layer to the checks and to every accumulator."""
         row = self._rows[site.index]
         if row == 0:
-            self._ledger.count(geometry.rows.any(1), pads_found=pads_found)
+            self._ledger.count(
+                geometry.rows.any(1),
+                pads_found=masks.found_padding(site),
+                unexplained=masks.unexplained,
+            )
         self._ledger.update(row, geometry, z, v)
         for measure in self.measures:
             measure.update(row, geometry)
@@ -264,4 +268,4 @@ class _Feed:
         if site is self.probe.sites[0]:
             self.documents = self.probe.number_documents(pattern.shape[0], self.given)
         geometry = self.probe.reader.geometry(site, pattern, v, z, self.masks, self.documents)
-        self.probe.take(site, geometry, z, v, pads_found=self.masks.found_padding(site))
+        self.probe.take(site, geometry, z, v, self.masks)

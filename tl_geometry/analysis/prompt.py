@@ -167,6 +167,8 @@ def prompt_tokens(
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError("text is a string, but the model has no tokenizer; pass token ids")
+        if not text.strip():
+            raise ValueError("text must hold one prompt of at least one token, got an empty text")
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         opening = bos_id(model) if resolve_bos(model, prepend_bos).prepend else None
         tokens = torch.tensor(ids if opening is None else [opening, *ids], dtype=torch.int64)

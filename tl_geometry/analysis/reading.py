@@ -48,11 +48,14 @@ class LayerReader:
         self.sites = list(sites)
         self.reports = {report.layer: report for report in diagnosis.layers}
         self.sink, self.value_bias, self.output = sink, value_bias, output
-        found = {site.index: post_norm_scale(site) for site in sites} if output == "normed" else {}
-        self.norm_weights = {index: scale for index, scale in found.items() if scale is not None}
-        self.without_norm = [s.layer for s in sites if s.index in found and found[s.index] is None]
+        self._read_norms()
+        self.without_norm = [
+            site.layer
+            for site in self.sites
+            if output == "normed" and site.index not in self.norm_weights
+        ]
         self._frames: dict[int, tuple[Any, OutputFrame]] = {}
-        self._sums: list[float] = []
+        self._sums: list[Any] = []
 
     def refresh(self) -> None:
         """Look at the model before a forward: weights may have changed, dropout may be active.
@@ -63,10 +66,17 @@ class LayerReader:
         dropped = active_dropout(self.model)
         if dropped is not None:
             raise ValueError(f"dropout is active ({dropped}): call model.eval() first")
-        sums = torch.stack([site.W_O.float().sum().cpu() for site in self.sites]).tolist()
+        self._read_norms()
+        weights = [site.W_O for site in self.sites] + list(self.norm_weights.values())
+        sums = torch.stack([_checksum(weight).cpu() for weight in weights]).tolist()
         if sums != self._sums:
             self._frames.clear()
             self._sums = sums
+
+    def _read_norms(self) -> None:
+        read = self.sites if self.output == "normed" else []
+        found = {site.index: post_norm_scale(site) for site in read}
+        self.norm_weights = {index: scale for index, scale in found.items() if scale is not None}
 
     def geometry(
         self,
@@ -134,6 +144,12 @@ class LayerReader:
             frame = OutputFrame.of(W_O, self.norm_weights.get(site.index), work_dtype(W_O))
             held = self._frames[site.index] = (key, frame)
         return held[1]
+
+
+def _checksum(weight: Tensor) -> Tensor:
+    """A number that changes with any edit, permutations included."""
+    flat = weight.detach().flatten().float()
+    return flat @ torch.linspace(1, 2, len(flat), device=flat.device).square()
 
 
 def _is_integer(x: Tensor) -> bool:

@@ -97,7 +97,7 @@ class Regimes(Accumulator):
         }
         found["winner_count"] = counts
         if not geometry.cross:
-            found["winner_offset"] = _offsets(position, category)
+            found["winner_offset"] = _offsets(geometry, position, category)
         counted = category >= 0
         unit_sinks = _units(geometry.sink_vectors(geometry.values))
         direction = geometry.dual("intra") * geometry.output_norms("intra").unsqueeze(-1)
@@ -141,11 +141,16 @@ def _mean(x: Tensor, keep: Tensor) -> Tensor:
 
 
 def _offsets(
-    position: Int[Tensor, "batch head query"], category: Int[Tensor, "batch head query"]
+    geometry: AttentionGeometry,
+    position: Int[Tensor, "batch head query"],
+    category: Int[Tensor, "batch head query"],
 ) -> Float[Tensor, "batch head offset_bin"]:
-    """Share of the counted rows by distance from the query back to its winner, in bins that double."""
-    query = torch.arange(position.shape[-1], device=position.device)
-    offset = query - position
+    """Share of the counted rows by distance from the query back to its winner, in bins that double.
+
+    Distances count real tokens, so that padding in between changes nothing.
+    """
+    rank = geometry.rows.any(1).long().cumsum(-1)[:, None].expand(position.shape)
+    offset = rank - rank.gather(-1, position.clamp(min=0))
     bins = torch.where(offset > 0, offset.clamp(min=1).float().log2().floor().long() + 2, 1).clamp(
         max=_LAST_BIN + 1
     )

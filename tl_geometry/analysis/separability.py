@@ -77,6 +77,8 @@ class Separability(Accumulator):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.top_n = checked_sizes(top_n)
+        if len(set(self.top_n)) < len(self.top_n):
+            raise ValueError(f"top_n must hold different sizes, got {top_n!r}")
         self.coords = {"top_n": self.top_n}
         self.queries, self.repeats, self.seed = queries, repeats, seed
 

@@ -4,7 +4,8 @@ TransformerLens tokenises a list of texts by itself: it pads, and masks the padd
 on the left (or where attention runs both ways). A probe that is given no mask must not count such
 pads as tokens. They show in two places: in the pattern, where masked positions of a causal model are
 rows without a causal pattern of their own, and masked keys of a bidirectional one receive nothing;
-and in the token ids or embeddings, where a run of pad tokens ends a row.
+and in the token ids or embeddings, where a run of pad tokens ends a row. What only looks like padding
+is refused, not guessed.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["PadToken", "masked_padding", "unseen_keys"]
+__all__ = ["PadToken", "masked_padding", "unexplained_keys", "unseen_keys"]
 
 _ROUNDING = 0.05  # what a row of half-precision weights can lack of one
 
 
 def masked_padding(
-    pattern: Float[Tensor, "batch head query key"], *, causal: bool, sums_to_one: bool = True
+    pattern: Float[Tensor, "batch head query key"], *, causal: bool
 ) -> Bool[Tensor, "batch key"]:
     """Positions that the model itself masked, read off a self-attention pattern (of any layer).
 
@@ -29,22 +30,29 @@ def masked_padding(
     >>> masked_padding(pattern, causal=True).tolist()
     [[True, False, False]]
 
-    These are, in a causal model, rows at the beginning that are empty or look ahead; and keys to
-    which nobody attends although the rows sum to one. Where they don't (``sums_to_one`` says that
-    they should), an ablation has removed the key, and it is no padding.
+    In a causal model these are rows at the beginning that are empty or look ahead, else keys to
+    which nobody attends.
     """
-    leading = torch.zeros_like(pattern[:, 0, 0], dtype=torch.bool)
-    if causal:
-        some = pattern != 0
-        odd = ~some.any(-1).any(1) | some.triu(1).any(-1).any(1)
-        leading = odd.long().cumprod(-1).bool()
-        leading = leading & ~leading.all(-1, keepdim=True)
-        pattern = pattern.masked_fill(leading[:, None, :, None], 0)
-    unseen = unseen_keys(pattern)
-    if sums_to_one:
-        sums = pattern.sum(-1, dtype=torch.float32).masked_fill(leading[:, None], 1)
-        unseen = unseen & (sums > 1 - _ROUNDING).flatten(1).all(-1, keepdim=True)
-    return leading | unseen
+    if not causal:
+        return unseen_keys(pattern)
+    some = pattern != 0
+    odd = ~some.any(-1).any(1) | some.triu(1).any(-1).any(1)
+    leading = odd.long().cumprod(-1).bool()
+    return leading & ~leading.all(-1, keepdim=True)
+
+
+def unexplained_keys(
+    pattern: Float[Tensor, "batch head query key"], pads: Bool[Tensor, "batch key"]
+) -> Bool[Tensor, "batch key"]:
+    """Keys that get no attention from rows that sum to one: padding that a mask hides, or what else?
+
+    A weight can also round to zero, or an ablation can have moved it to other keys, so this is a
+    question for the caller, not an answer. Where rows sum to less, an ablation has removed the key.
+    """
+    rest = pattern.masked_fill(pads[:, None, :, None], 0)
+    sums = rest.sum(-1, dtype=torch.float32).masked_fill(pads[:, None], 1)
+    whole = (sums > 1 - _ROUNDING).flatten(1).all(-1, keepdim=True)
+    return unseen_keys(rest) & ~pads & whole
 
 
 def unseen_keys(pattern: Float[Tensor, "batch head query key"]) -> Bool[Tensor, "batch key"]:
@@ -56,8 +64,8 @@ class PadToken:
     """Recognises a model's pad token at one of its hooks.
 
     >>> pad = PadToken.of(model)
-    >>> pad.hook, pad.trailing(torch.tensor([[5, 7, pad.id, pad.id]])).tolist()
-    ('embed.hook_in', [[False, False, True, True]])
+    >>> pad.hook, pad.trailing(torch.tensor([[5, 7, pad.id], [5, 7, 6]])).tolist()
+    ('embed.hook_in', [[False, False, True], [False, False, False]])
     """
 
     def __init__(self, hook: str, id: int, embedding: Tensor | None) -> None:  # noqa: A002
@@ -87,5 +95,7 @@ class PadToken:
             if seen.ndim != 3 or seen.shape[-1] != self._embedding.shape[-1]:
                 return None
             is_pad = (seen.detach() == self._embedding.to(seen)).all(-1)
+        if len(is_pad) == 1:  # one row needs no padding: what looks like it was meant
+            return None
         run: Tensor = is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
         return run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from tl_geometry.measures.scaling import work_dtype
@@ -13,14 +15,18 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
-def check_axes(name: str, tensor: Tensor, axes: str) -> None:
+def check_axes(name: str, tensor: Any, axes: str) -> None:
     """Refuse what is not a floating point tensor with these axes."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor ({axes}), got {type(tensor).__name__}")
     if not tensor.is_floating_point():
         raise TypeError(
             f"{name} must be a floating point tensor ({axes}), got dtype {tensor.dtype}"
         )
     if tensor.ndim != len(axes.split()):
         raise ValueError(f"{name} must have the axes {axes}, got shape {tuple(tensor.shape)}")
+    if tensor.numel() == 0:
+        raise ValueError(f"{name} is empty: shape {tuple(tensor.shape)} for the axes {axes}")
 
 
 def check_pattern(pattern: Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,7 +41,8 @@ def resolve_available(
     if available is None:
         mask = torch.ones(n_query, n_key, dtype=torch.bool, device=pattern.device)
         if n_query == n_key:
-            mask = mask if _has_weight_above_diagonal(pattern.detach()) else mask.tril()
+            above = _has_weight_above_diagonal(pattern.detach())
+            mask = mask.tril() | above[:, None, None, None]
         return mask.expand(batch, 1, n_query, n_key)
     if available.dtype != torch.bool:
         raise TypeError(
@@ -65,18 +66,20 @@ def resolve_available(
         raise ValueError(_available_message(available, pattern)) from error
 
 
-def _has_weight_above_diagonal(pattern: Float[Tensor, "batch head pos pos"]) -> bool:
+def _has_weight_above_diagonal(
+    pattern: Float[Tensor, "batch head pos pos"],
+) -> Bool[Tensor, " batch"]:
     """Look at the upper triangle only, in rectangles that need no copy."""
     n, step = pattern.shape[-1], 64
     largest = []
     for start in range(0, n, step):
         stop = min(start + step, n)
         corner = pattern[..., start:stop, start:stop].triu(1)
-        largest.append(torch.linalg.vector_norm(corner, torch.inf))
+        largest.append(torch.linalg.vector_norm(corner, torch.inf, dim=(1, 2, 3)))
         if stop < n:
             beyond = pattern[..., start:stop, stop:]
-            largest.append(torch.linalg.vector_norm(beyond, torch.inf))
-    return bool((torch.stack(largest) != 0).any())
+            largest.append(torch.linalg.vector_norm(beyond, torch.inf, dim=(1, 2, 3)))
+    return (torch.stack(largest) != 0).any(0)
 
 
 def _available_message(available: Tensor, pattern: Tensor) -> str:
@@ -162,13 +165,16 @@ def sink_ordinals(sink: int | Sequence[int] | Tensor) -> tuple[int, ...]:
     Raises:
         TypeError: something that is no integer (True and False neither).
     """
+    many = isinstance(sink, (Sequence, range)) or (isinstance(sink, Tensor) and sink.ndim > 0)
+    given: tuple[Any, ...] = tuple(sink) if many else (sink,)  # type: ignore[arg-type]
     try:
-        given = tuple(sink)  # type: ignore[arg-type]
-    except TypeError:
-        given = (sink,)
-    if any(isinstance(k, bool) for k in given):
-        raise TypeError(f"sink must be integers or a bool mask, got {sink!r}")
-    return tuple(index(k) for k in given)
+        if any(isinstance(k, bool) for k in given):
+            raise TypeError("a bool is no position")
+        return tuple(index(k) for k in given)
+    except TypeError as error:
+        raise TypeError(
+            f'sink must be "first", "auto", an int, ints or a bool mask, got {sink!r}'
+        ) from error
 
 
 def _nth_real(

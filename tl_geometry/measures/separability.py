@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import index
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -149,7 +149,7 @@ def geometry_for(
 
 
 def select_rows(
-    geometry: AttentionGeometry, queries: Literal["all", "last"] | int | Tensor
+    geometry: AttentionGeometry, queries: Any
 ) -> tuple[Int[Tensor, "batch row"], Bool[Tensor, "batch row"]]:
     """Positions of the queries to look at in each document, and which of them are real."""
     batch, n = geometry.pattern.shape[0], geometry.n_queries
@@ -176,8 +176,10 @@ def select_rows(
             return geometry.spread_rows(1)
         rows = torch.arange(n, device=geometry.pattern.device).expand(batch, -1)
         return rows, geometry.rows.any(1)
-    if queries < 1:
-        raise ValueError(f"queries must be at least 1, got {queries}")
+    if not isinstance(queries, int) or isinstance(queries, bool) or queries < 1:
+        raise ValueError(
+            f'queries must be "all", "last", a number of rows or a tensor of positions, got {queries!r}'
+        )
     return geometry.spread_rows(min(queries, n))
 
 

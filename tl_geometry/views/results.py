@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
-from tl_geometry.measures.regimes import REGIMES
+from tl_geometry.measures.regimes import REGIMES as REGIMES
 
 Values = npt.NDArray[Any]
 
