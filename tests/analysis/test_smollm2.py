@@ -352,7 +352,8 @@ def test_ranks_and_counts_do_not_depend_on_the_batch_size():
     assert_same_results(one, three, 1e-6)
 
 
-def test_bounds_on_separability_hold_on_every_row(model):
+def test_bounds_on_separability_hold_on_every_row():
+    model = load_model("smollm2", processing=False, device="cpu")
     texts = [corpus[0] for corpus in demo_corpora().values()]
     ids = torch.cat([encode(model, text, 128) for text in texts])
     recorded = record(model, ids)
