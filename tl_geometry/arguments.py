@@ -125,6 +125,8 @@ def parse_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise typer.BadParameter(f"{name!r} is no device", param_hint="--device") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise typer.BadParameter(f"{name!r}: use cpu, cuda or mps", param_hint="--device")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
     if device.type == "mps" and not torch.backends.mps.is_available():
@@ -163,6 +165,9 @@ def parse_heads(text: str) -> list[tuple[int | str, int]]:
     return heads
 
 
+_LARGEST = 99_999
+
+
 def _numbers(text: str, option: str) -> list[int]:
     """Numbers and ranges: "0,4-6" is [0, 4, 5, 6]."""
     numbers: list[int] = []
@@ -170,5 +175,10 @@ def _numbers(text: str, option: str) -> list[int]:
         first, _, last = part.strip().partition("-")
         if not (first.isdecimal() and (last or first).isdecimal()):
             raise typer.BadParameter(f"{text!r}, expected numbers such as 0,4-7", param_hint=option)
-        numbers += range(int(first), int(last or first) + 1)
+        low, high = int(first), int(last or first)
+        if not low <= high <= _LARGEST:
+            raise typer.BadParameter(
+                f"{part!r} must rise and stay below {_LARGEST + 1}", param_hint=option
+            )
+        numbers += range(low, high + 1)
     return numbers

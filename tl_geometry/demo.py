@@ -10,7 +10,7 @@ from rich.table import Table
 
 __all__ = ["measure", "print_findings"]
 
-# So many texts from the beginning of each corpus: about a minute on two cores.
+# So many texts from the beginning of each corpus: a few minutes on two cores.
 SAMPLE = {"demo-prose": 4, "demo-technical": 3}
 
 

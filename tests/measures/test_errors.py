@@ -124,5 +124,7 @@ def test_every_case_is_used():
 def test_shape_checks_are_off_in_the_copy_only(function, unchecked):
     """Were the copy instrumented, the tests above would test jaxtyping instead of the package."""
     assert unchecked[function] is not FUNCTIONS[function]
-    plain = getattr(unchecked[function], "__wrapped__", unchecked[function])  # behind full_precision
+    plain = getattr(
+        unchecked[function], "__wrapped__", unchecked[function]
+    )  # behind full_precision
     assert not hasattr(plain, "__wrapped__")
