@@ -64,7 +64,9 @@ def test_the_attributes_of_an_analysis(model):
     assert ds.attrs["documents"] == 3
     assert ds.attrs["tokens"] == ds.attrs["rows"] == 32
     assert ds.attrs["n_ctx"] == 32
-    assert ds.attrs["seed"] == 7
+    assert ds.attrs["seed"] is None  # these measures draw nothing from it
+    default = analyze(model, (ids, mask), progress=False, n_ctx=32, seed=7)
+    assert default.attrs["seed"] == default.attrs["measures"]["Separability"]["seed"] == 7
     assert ds.attrs["sink"] == "first"
     assert ds.attrs["prepend_bos"] is False
     assert list(ds.attrs["measures"]) == ["Contributions", "Regimes", "Sinks"]

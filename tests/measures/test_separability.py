@@ -112,8 +112,10 @@ def test_fast_form_equals_the_definition(name):
 
     run()
     assert total["rows"] > 1500
-    # A sum that cancels leaves its direction uncertain.
-    rare = 0.04 if "cosine" in name else 0.01
+    # How rare such rows are is a matter of the inputs drawn, not of the form under test; none of them
+    # is left out above. A sum that cancels leaves its direction uncertain, and values that a small
+    # W_O maps to a line have cosines of 1 or -1 that tie up to rounding.
+    rare = (0.04 if "model" in name else 0.03) if "cosine" in name else 0.01
     assert total["ambiguous"] + total["unranked"] <= rare * total["rows"], total
 
 

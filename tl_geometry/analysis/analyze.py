@@ -76,7 +76,8 @@ def analyze(
             attention.
         keep_examples: keep attention and contribution matrices of the first tokens (64 at most) of
             so many documents.
-        seed: of everything random; recorded.
+        seed: of everything random in the default measures; recorded. Measures of your own have
+            their own, recorded with their settings.
         progress: show a progress bar.
 
     Returns:
@@ -138,7 +139,7 @@ def analyze(
         "n_ctx": stream.n_ctx,
         "prepend_bos": stream.bos.prepend,
         "bos_rule": stream.bos.rule,
-        "seed": seed,
+        "seed": seed if measures is None else None,
         "skipped_documents": dict(stream.skipped),
         "warnings": [*ds.attrs["warnings"], *stream.warnings],
     }

@@ -43,9 +43,8 @@ def _value_heads(module: nn.Module, v_point: Any, query_heads: int) -> int:
         return split
     try:
         return int(_property(module, "W_V").shape[0])
-    except (
-        NotImplementedError
-    ):  # latent attention has no value matrix; the doctor says what hook_v shows instead
+    except NotImplementedError:
+        # Latent attention has no value matrix; the doctor says what hook_v shows instead.
         return query_heads
 
 
