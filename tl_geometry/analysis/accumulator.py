@@ -14,16 +14,39 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Num
+from jaxtyping import Bool, Float, Num
 from torch import Tensor
 from torchmetrics import Metric
 
 from tl_geometry.measures.geometry import AttentionGeometry
 
-__all__ = ["Accumulator", "Measured", "Variable"]
+__all__ = ["Accumulator", "Measured", "ResidualStream", "Variable"]
 
-Measured: TypeAlias = dict[str, Num[Tensor, "batch head *extra"]]
-"""One number per document and head for each variable; counts may be integers, NaN where a document defines nothing."""
+Measured: TypeAlias = dict[str, Num[Tensor, "batch *axes"]]
+"""One number per document and head for each variable; counts may be integers, NaN where a document defines nothing.
+
+Axes are ``batch head *dims``, or ``batch *dims`` for a variable per layer.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualStream:
+    """The residual stream around one block, for one batch.
+
+    Attributes:
+        before, after: token vectors at the block's input and output.
+        attended: what the block's attention reads: ``before``, in most models after a norm.
+        real: which tokens are real.
+        cross: the attention reads its keys from another sequence.
+        documents: numbers of the rows within the corpus.
+    """
+
+    before: Float[Tensor, "batch pos d_model"]
+    after: Float[Tensor, "batch pos d_model"]
+    attended: Float[Tensor, "batch pos d_model"]
+    real: Bool[Tensor, "batch pos"]
+    cross: bool = False
+    documents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,9 +57,11 @@ class Variable:
         long_name: what it is, in words.
         units: physical or "1" for dimensionless.
         source: the paper that defines it.
-        dims: axes after ``layer head``; their labels stand in :attr:`Accumulator.coords`.
+        dims: axes after ``layer head`` (or ``layer``); their labels stand in
+            :attr:`Accumulator.coords`.
         over: ``"documents"`` for a mean over documents with its standard error, ``"rows"`` for a
             plain sum.
+        per: ``"head"``, or ``"layer"`` for what the heads of a layer have in common.
     """
 
     long_name: str
@@ -44,6 +69,7 @@ class Variable:
     source: str = ""
     dims: tuple[str, ...] = ()
     over: Literal["documents", "rows"] = "documents"
+    per: Literal["head", "layer"] = "head"
 
 
 class Accumulator(Metric):
@@ -51,12 +77,14 @@ class Accumulator(Metric):
 
     Each variable is held as one float64 tensor ``moment layer head ...`` with the sum, the sum of
     squares and the number of documents, so memory grows neither with the corpus nor with the
-    context length.
+    context length. One that sets ``reads_stream`` is shown the residual stream as well, in
+    :meth:`measure_stream`.
     """
 
     full_state_update = False
+    reads_stream = False
     variables: Mapping[str, Variable] = {}
-    coords: Mapping[str, Sequence[str | int]] = {}
+    coords: Mapping[str, Sequence[str | int | float]] = {}
 
     def __init__(self) -> None:
         super().__init__(compute_with_cache=False)
@@ -83,7 +111,8 @@ class Accumulator(Metric):
         self.bound = True
         dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
         for name, variable in self.variables.items():
-            axes = (n_layers, n_heads, *(len(self.coords[dim]) for dim in variable.dims))
+            heads = (n_heads,) if variable.per == "head" else ()
+            axes = (n_layers, *heads, *(len(self.coords[dim]) for dim in variable.dims))
             shape = (3, *axes) if variable.over == "documents" else axes
             self.add_state(
                 name,
@@ -101,20 +130,32 @@ class Accumulator(Metric):
     def measure(self, geometry: AttentionGeometry) -> Measured:
         """One number per document and head for each variable; NaN where a document does not define it."""
 
+    def measure_stream(self, stream: ResidualStream) -> Measured:  # noqa: ARG002
+        """One number per document for each variable per layer that is read from the residual stream."""
+        return {}
+
     def update(self, layer: int, geometry: AttentionGeometry) -> None:
         """Take in one layer of one batch (rows of the batch are documents)."""
-        for name, values in self.measure(geometry).items():
+        self._add(layer, geometry.n_heads, self.measure(geometry))
+
+    def update_stream(self, layer: int, stream: ResidualStream) -> None:
+        """Take in the residual stream around one layer, of the same batch."""
+        self._add(layer, 0, self.measure_stream(stream))
+
+    def _add(self, layer: int, n_heads: int, measured: Measured) -> None:
+        for name, values in measured.items():
             state: Tensor = getattr(self, name)
+            variable = self.variables[name]
             values = values.to(state.device, state.dtype)
             known = ~values.isnan()
             values = torch.where(known, values, 0)
-            heads = slice(0, geometry.n_heads)
-            if self.variables[name].over == "rows":
-                state[layer, heads] += values.sum(0)
-            else:
-                state[:, layer, heads] += torch.stack(
-                    [values.sum(0), values.square().sum(0), known.sum(0)]
-                )
+            place = (layer, slice(0, n_heads)) if variable.per == "head" else (layer,)
+            if variable.over == "rows":
+                state[place] += values.sum(0)
+                continue
+            moments = torch.stack([values.sum(0), values.square().sum(0), known.sum(0)])
+            for moment, change in zip(state, moments, strict=True):
+                moment[place] += change
 
     def compute(self) -> dict[str, Tensor]:
         """Means over documents with standard errors (``<name>_se``), and sums over rows; NaN where nothing was seen."""
@@ -130,6 +171,12 @@ class Accumulator(Metric):
             found[name] = mean
             found[f"{name}_se"] = torch.where(count > 1, (spread / count).sqrt(), torch.nan)
         return found
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape of a computed variable or of its standard error."""
+        base = name if name in self.variables else name.removesuffix("_se")
+        shape = tuple(getattr(self, base).shape)
+        return shape[1:] if self.variables[base].over == "documents" else shape
 
     def derived(
         self,

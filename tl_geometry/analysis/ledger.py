@@ -39,6 +39,7 @@ class Ledger(Metric):
     non_finite: Tensor
     with_sink: Tensor
     attending: Tensor
+    silenced: Tensor
     outside: Tensor
     mismatch: Tensor
 
@@ -58,6 +59,7 @@ class Ledger(Metric):
             ("non_finite", (n, n_heads), "sum"),
             ("with_sink", (), "sum"),
             ("attending", (n, n_heads), "sum"),
+            ("silenced", (n, n_heads), "sum"),
             ("outside", (n,), "max"),
             ("mismatch", (n,), "max"),
         ):
@@ -79,6 +81,7 @@ class Ledger(Metric):
 
         attending = (geometry.totals.attention != 0) & rows
         self.attending[layer, : geometry.n_heads] += attending.sum((0, 2)).to(device)
+        self.silenced[layer, : geometry.n_heads] += geometry.silenced.sum(0).to(device)
         index, real = geometry.spread_rows(_STRUCTURE_ROWS)
         pattern = geometry.take_rows(geometry.pattern, index)
         beyond = (pattern * ~geometry.take_rows(geometry.available, index)).amax(-1)
@@ -87,7 +90,8 @@ class Ledger(Metric):
         )
         self.outside[layer] = torch.maximum(self.outside[layer], outside.to(device))
         coarsest = max(_TOLERANCE.get(x.dtype, _HALF_TOLERANCE) for x in (z, v, geometry.pattern))
-        mismatch = _largest(_mismatch(geometry, z), rows) / coarsest
+        told = rows & ~geometry.silenced.unsqueeze(-1)
+        mismatch = _largest(_mismatch(geometry, z), told) / coarsest
         self.mismatch[layer] = torch.maximum(self.mismatch[layer], mismatch.to(device))
 
     def count(

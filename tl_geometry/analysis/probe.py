@@ -9,16 +9,19 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_geometry.analysis.accumulator import Accumulator
+from tl_geometry.analysis.accumulator import Accumulator, ResidualStream
 from tl_geometry.analysis.batch_masks import BatchMasks
 from tl_geometry.analysis.contributions import Contributions
 from tl_geometry.analysis.defaults import check_distinct, checked_measures, default_measures
+from tl_geometry.analysis.feed import Feed
 from tl_geometry.analysis.ledger import Ledger
 from tl_geometry.analysis.reading import LayerReader
 from tl_geometry.analysis.results import assemble, kept_heads, model_provenance
 from tl_geometry.hooks import AttentionSite, Doctor, attention_sites, doctor, select_sites
-from tl_geometry.hooks.capture import FwdHook, capture_hooks
+from tl_geometry.hooks.capture import capture_hooks
+from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.padding import PadToken
+from tl_geometry.hooks.stream import stream_points
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
@@ -100,6 +103,8 @@ class Probe:
         self._rows = {site.index: row for row, site in enumerate(self.sites)}
         self._pad = PadToken.of(model)
         self._seen = 0
+        self._stream = any(measure.reads_stream for measure in self.measures)
+        self._waiting = 0  # layers whose attention was seen and whose residual stream was not
         n_heads, device = self._kept_heads.shape[1], self.sites[0].device
         check_distinct(self.measures)
         for measure in self.measures:
@@ -133,7 +138,9 @@ class Probe:
         """
         self.reader.refresh()
         masks = BatchMasks(self.sites, attention_mask, decoder_attention_mask, self._pad)
-        hooks = capture_hooks(self.model, self.sites, _Feed(self, masks, documents))
+        feed = Feed(self, masks, documents)
+        stream = feed.stream if self._stream else None
+        hooks = capture_hooks(self.model, self.sites, feed, stream)
         return hooks if masks.hook is None else [(masks.hook, masks.look), *hooks]
 
     def read(
@@ -149,13 +156,15 @@ class Probe:
         """
         self.reader.refresh()
         masks = BatchMasks(self.sites, attention_mask, decoder_attention_mask, self._pad)
-        feed = _Feed(self, masks, None)
+        feed = Feed(self, masks, None)
         cached = set(cache.keys())
         if masks.hook in cached:
             masks.look(cache[masks.hook])
         for site in self.sites:
             names = (site.pattern_hook, site.v_hook, site.z_hook)
-            missing = [name for name in names if name not in cached]
+            points = stream_points(self.model, site) if self._stream else None
+            stream_names = points.names if points else {}
+            missing = [name for name in (*names, *stream_names.values()) if name not in cached]
             if missing:
                 raise ValueError(
                     f"the cache has no {', '.join(missing)}: cache these hooks too, or restrict layers="
@@ -165,6 +174,9 @@ class Probe:
                 pattern, v, z = pattern[None], v[None], z[None]
             with torch.no_grad():
                 feed(site, pattern, v, z)
+                if points:
+                    seen = {kind: _batched(cache[name]) for kind, name in stream_names.items()}
+                    feed.stream(site, seen["before"], seen["after"], points.attention_input(seen))
 
     def number_documents(self, n: int, given: Sequence[int] | None) -> Sequence[int]:
         """Numbers of the rows of a batch within the corpus: as given, or counted on."""
@@ -190,8 +202,17 @@ class Probe:
                 unexplained=masks.unexplained,
             )
         self._ledger.update(row, geometry, z, v)
+        self._waiting += int(self._stream)
         for measure in self.measures:
             measure.update(row, geometry)
+
+    def take_stream(self, site: AttentionSite, stream: ResidualStream) -> None:
+        """Hand the residual stream around one layer to every accumulator that reads it."""
+        row = self._rows[site.index]
+        self._waiting -= 1
+        for measure in self.measures:
+            if measure.reads_stream:
+                measure.update_stream(row, stream)
 
     def result(self) -> xr.Dataset:
         """Everything measured so far, as a dataset with named axes and its provenance in ``attrs``.
@@ -222,7 +243,8 @@ class Probe:
             "warnings": [*self.diagnosis.warnings, *self._notes()],
         }
         labels = [site.layer for site in self.sites]
-        return assemble(self.measures, labels, self._kept_heads, attrs)
+        kept = self._kept_heads & (counts["silenced"] == 0).cpu()
+        return assemble(self.measures, labels, kept, attrs)
 
     def _notes(self) -> list[str]:
         notes = []
@@ -230,6 +252,14 @@ class Probe:
             notes.append(f'output="normed": no norm follows the attention of the layers {bare}')
         if found := int(self._ledger.padding):
             notes.append(f"{found} positions were taken for padding: no attention_mask was given")
+        removed = [
+            f"L{self.sites[layer].layer}H{head}"
+            for layer, head in self._ledger.silenced.nonzero().tolist()
+        ]
+        if removed:
+            notes.append(
+                f"z of {', '.join(removed)} is zero throughout: removed heads are left out"
+            )
         return notes
 
     def _undefined_rows(self) -> int:
@@ -239,6 +269,11 @@ class Probe:
     def check(self) -> None:
         """Raise if what was seen so far can't be trusted; :meth:`result` does the same."""
         self._ledger.verify()
+        if self._waiting:
+            raise RuntimeError(
+                "the residual stream was not seen in every forward, because one of them stopped inside a "
+                "block: call probe.reset() and run the batches again"
+            )
         if self._ledger.with_sink == 0 and not isinstance(self.reader.sink, str):
             raise ValueError(f"sink={_plain(self.reader.sink)} names no token of any document")
 
@@ -248,6 +283,7 @@ class Probe:
             for metric in (self._ledger, *self.measures):
                 metric.reset()
         self._ledger.fired = [0] * len(self.sites)
+        self._waiting = 0
         self._seen = 0
 
 
@@ -257,15 +293,5 @@ def _plain(sink: SinkRule) -> str | int | list[Any]:
     return list(sink.tolist() if isinstance(sink, Tensor) else sink)
 
 
-class _Feed:
-    """The way of one batch's layers into a probe."""
-
-    def __init__(self, probe: Probe, masks: BatchMasks, documents: Sequence[int] | None) -> None:
-        self.probe, self.masks, self.given = probe, masks, documents
-        self.documents: Sequence[int] = ()
-
-    def __call__(self, site: AttentionSite, pattern: Tensor, v: Tensor, z: Tensor) -> None:
-        if site is self.probe.sites[0]:
-            self.documents = self.probe.number_documents(pattern.shape[0], self.given)
-        geometry = self.probe.reader.geometry(site, pattern, v, z, self.masks, self.documents)
-        self.probe.take(site, geometry, z, v, self.masks)
+def _batched(tensor: Tensor) -> Tensor:
+    return tensor[None] if tensor.ndim == 2 else tensor  # a cache without batch dimension

@@ -11,13 +11,12 @@ from torch import Tensor
 from tl_geometry.analysis.batch_masks import BatchMasks
 from tl_geometry.hooks import AttentionSite, Doctor
 from tl_geometry.hooks.dropout import active_dropout
+from tl_geometry.hooks.frames import Frames
 from tl_geometry.hooks.post_norm import post_norm_scale
 from tl_geometry.measures.checks import one_of
-from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule, sink_ordinals
-from tl_geometry.measures.scaling import work_dtype
 
 __all__ = ["LayerReader"]
 
@@ -54,8 +53,7 @@ class LayerReader:
             for site in self.sites
             if output == "normed" and site.index not in self.norm_weights
         ]
-        self._frames: dict[int, tuple[Any, OutputFrame]] = {}
-        self._sums: list[Any] = []
+        self._frames = Frames(self.sites)
 
     def refresh(self) -> None:
         """Look at the model before a forward: weights may have changed, dropout may be active.
@@ -67,11 +65,7 @@ class LayerReader:
         if dropped is not None:
             raise ValueError(f"dropout is active ({dropped}): call model.eval() first")
         self._read_norms()
-        weights = [site.W_O for site in self.sites] + list(self.norm_weights.values())
-        sums = torch.stack([_checksum(weight).cpu() for weight in weights]).tolist()
-        if sums != self._sums:
-            self._frames.clear()
-            self._sums = sums
+        self._frames.refresh(self.norm_weights)
 
     def _read_norms(self) -> None:
         read = self.sites if self.output == "normed" else []
@@ -113,7 +107,7 @@ class LayerReader:
                 norm_weight=norm_weight,
                 cross=site.cross,
                 causal=self.reports[site.layer].causal and not site.cross,
-                frame=self._frame(site),
+                frame=self._frames.of(site, norm_weight),
                 masked=True,
                 layer=site.index,
                 documents=documents,
@@ -134,22 +128,6 @@ class LayerReader:
         return torch.zeros(
             pattern.shape[0], pattern.shape[-1], dtype=torch.bool, device=pattern.device
         )
-
-    def _frame(self, site: AttentionSite) -> OutputFrame:
-        weights = site.module.parameters()
-        key = [(p.data_ptr(), p.dtype, None if p.is_inference() else p._version) for p in weights]
-        held = self._frames.get(site.index)
-        if held is None or held[0] != key:
-            W_O = site.W_O.detach()
-            frame = OutputFrame.of(W_O, self.norm_weights.get(site.index), work_dtype(W_O))
-            held = self._frames[site.index] = (key, frame)
-        return held[1]
-
-
-def _checksum(weight: Tensor) -> Tensor:
-    """A number that changes with any edit, permutations included."""
-    flat = weight.detach().flatten().float()
-    return flat @ torch.linspace(1, 2, len(flat), device=flat.device).square()
 
 
 def _is_integer(x: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -28,7 +29,7 @@ def assemble(
     kept: Bool[Tensor, "layer head"],
     attrs: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Compute all accumulators and lay their variables out over ``layer`` and ``head``.
+    """Compute all accumulators and lay their variables out over ``layer`` and ``head``, or ``layer`` alone.
 
     Heads that were not asked for (or that a layer does not have) are NaN, or ``""`` for labels.
 
@@ -39,7 +40,10 @@ def assemble(
     data: dict[str, Any] = {}
     keep = kept.numpy()
     for measure in measures:
-        found = measure.compute()
+        found = {
+            name: values.reshape(measure.shape_of(name))  # torchmetrics drops axes of one
+            for name, values in measure.compute().items()
+        }
         coords |= {dim: list(labels) for dim, labels in measure.coords.items()}
         described = _described(measure, found)
         twice = sorted(set(described) & set(data))
@@ -54,7 +58,10 @@ def assemble(
                 "units": variable.units,
                 "source": variable.source,
             }
-            data[name] = (("layer", "head", *variable.dims), _masked(array, keep), attributes)
+            if variable.per == "layer":
+                data[name] = (("layer", *variable.dims), array.astype(np.float64), attributes)
+            else:
+                data[name] = (("layer", "head", *variable.dims), _masked(array, keep), attributes)
     return xr.Dataset(data, coords=coords, attrs=dict(attrs))
 
 
@@ -93,7 +100,7 @@ def _described(
         variable = measure.variables[base]
         if name != base:
             text = f"standard error over documents of: {variable.long_name}"
-            variable = Variable(text, variable.units, variable.source, variable.dims)
+            variable = replace(variable, long_name=text)
         described[name] = (variable, values)
     return described | measure.derived(found)
 

@@ -1,4 +1,4 @@
-"""Collect a layer's pattern, values and mixed values during a forward, one layer in memory at a time."""
+"""Collect a layer's pattern, values, mixed values and residual stream during a forward, one layer at a time."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tl_geometry.hooks.entries import FwdHook, HookFunction, hook_entries
 from tl_geometry.hooks.sites import AttentionSite
+from tl_geometry.hooks.stream import StreamPoints, stream_points
 
-__all__ = ["FwdHook", "LayerConsumer", "capture_hooks"]
-
-FwdHook = tuple[str | Callable[[str], bool], Callable[..., None]]
-"""An entry of ``run_with_hooks(fwd_hooks=[...])``: a hook name, or a filter of names, and a function (tensor, hook)."""
-
-
-_KINDS = ("v", "pattern", "z")
+__all__ = ["LayerConsumer", "StreamConsumer", "capture_hooks"]
 
 LayerConsumer = Callable[[AttentionSite, Tensor, Tensor, Tensor], None]
 """Called with (site, pattern, v, z) as soon as one layer's tensors are complete; they are dropped when it returns."""
 
+StreamConsumer = Callable[[AttentionSite, Tensor, Tensor, Tensor], None]
+"""Called at the end of a block: (site, residual stream before it, after it, what its attention reads)."""
+
 
 def capture_hooks(
-    model: Any, sites: Sequence[AttentionSite], consume: LayerConsumer
+    model: Any,
+    sites: Sequence[AttentionSite],
+    consume: LayerConsumer,
+    consume_stream: StreamConsumer | None = None,
 ) -> list[FwdHook]:
     """Forward hooks that hand each site's ``pattern``, ``v`` and ``z`` to ``consume``, in whatever order they fire.
 
-    The hooks read only: they return nothing, and ``consume`` runs without gradients and outside of
+    With ``consume_stream`` they read the residual stream too, which is complete after the attention.
+    The hooks read only: they return nothing, and the consumers run without gradients and outside of
     any autocast region, so that half-precision regions don't round what is measured. A forward that
     stops half-way leaves nothing that a later one could mix up: the first tensor that arrives twice
     starts its layer anew.
@@ -37,40 +40,61 @@ def capture_hooks(
     >>> hooks = capture_hooks(model, sites, lambda site, pattern, v, z: print(site.layer, pattern.shape))
     >>> model.run_with_hooks(tokens, fwd_hooks=hooks)
     0 torch.Size([1, 4, 9, 9])
+
+    Raises: ValueError if the residual stream is asked for and a block has no hooks of it.
     """
-    targets: dict[str, Callable[[Tensor, Any], None]] = {}
+    targets: dict[str, HookFunction] = {}
     for site in sites:
-        held: dict[str, Tensor] = {}
-        for kind, name in zip(_KINDS, (site.v_hook, site.pattern_hook, site.z_hook), strict=True):
-            targets[name] = partial(_receive, site=site, held=held, kind=kind, consume=consume)
-    points = model.hook_dict
-    if points is model.hook_dict:
-        return list(targets.items())
-    # The bridge of TransformerLens 3 collects all of its hooks anew for every entry of the list,
-    # which costs more than a forward of a small model. So it gets one entry: a filter over the
-    # names that the hook points themselves carry.
-    by_point = {points[name].name: receive for name, receive in targets.items()}
+        names = {"pattern": site.pattern_hook, "v": site.v_hook, "z": site.z_hook}
+        _collect(targets, names, partial(_attention, site, consume))
+        if consume_stream is not None:
+            points = stream_points(model, site)
+            _collect(targets, points.names, partial(_stream, site, points, consume_stream))
+    return hook_entries(model, targets)
 
-    def dispatch(tensor: Tensor, hook: Any) -> None:
-        by_point[hook.name](tensor, hook)
 
-    return [(by_point.__contains__, dispatch)]
+def _attention(site: AttentionSite, consume: LayerConsumer, seen: dict[str, Tensor]) -> None:
+    consume(site, seen["pattern"], seen["v"], seen["z"])
+
+
+def _stream(
+    site: AttentionSite, points: StreamPoints, consume: StreamConsumer, seen: dict[str, Tensor]
+) -> None:
+    consume(site, seen["before"], seen["after"], points.attention_input(seen))
+
+
+def _collect(
+    targets: dict[str, HookFunction],
+    names: dict[str, str],
+    complete: Callable[[dict[str, Tensor]], None],
+) -> None:
+    """Add functions that gather the tensors of these hooks by kind, and pass them on when all are there."""
+    held: dict[str, Tensor] = {}
+    for kind, name in names.items():
+        receive = partial(_receive, held=held, kind=kind, number=len(names), complete=complete)
+        # Two attentions of one block, in a decoder, share the block's hooks.
+        targets[name] = partial(_both, targets[name], receive) if name in targets else receive
+
+
+def _both(first: HookFunction, second: HookFunction, tensor: Tensor, hook: Any) -> None:
+    first(tensor, hook)
+    second(tensor, hook)
 
 
 def _receive(
     tensor: Tensor,
     hook: Any,  # noqa: ARG001
     *,
-    site: AttentionSite,
     held: dict[str, Tensor],
     kind: str,
-    consume: LayerConsumer,
+    number: int,
+    complete: Callable[[dict[str, Tensor]], None],
 ) -> None:
     if kind in held:
         held.clear()
     held[kind] = tensor.detach()
-    if len(held) == len(_KINDS):
-        layer = dict(held)
+    if len(held) == number:
+        seen = dict(held)
         held.clear()
         with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
-            consume(site, layer["pattern"], layer["v"], layer["z"])
+            complete(seen)

@@ -14,7 +14,7 @@ from tl_geometry.hooks.probe_run import KINDS, Recording
 from tl_geometry.hooks.report import LayerReport
 from tl_geometry.hooks.sites import AttentionSite
 
-__all__ = ["judge"]
+__all__ = ["attention_implementation", "judge"]
 
 _EAGER = 'switch to eager attention: model.original_model.set_attn_implementation("eager")'
 _LEAVE_OUT = "leave the layer out with layers="
@@ -53,7 +53,7 @@ def judge(site: AttentionSite, base: Recording) -> LayerReport:
 def _not_fired(site: AttentionSite, base: Recording) -> str:
     missing = [kind for kind in KINDS if kind not in base.values]
     if missing == ["pattern"]:
-        used = _attention_implementation(site.module)
+        used = attention_implementation(site.module)
         if used not in (None, "eager"):
             return (
                 f"hook_pattern never fired: attention runs as {used!r}, without a pattern; {_EAGER}"
@@ -70,7 +70,8 @@ def _not_fired(site: AttentionSite, base: Recording) -> str:
     return ""
 
 
-def _attention_implementation(module: nn.Module) -> str | None:
+def attention_implementation(module: nn.Module) -> str | None:
+    """How a wrapped model computes its attention ("eager", "sdpa", ...), None where nothing says so."""
     configs = (getattr(part, "config", None) for part in module.modules())
     used = (getattr(config, "_attn_implementation", None) for config in configs)
     return next((name for name in used if isinstance(name, str)), None)

@@ -23,6 +23,8 @@ def apply_norm(
     if "w" in own:  # HookedTransformer: calling the module would fire its hook points
         scaled = _normalised(norm, wide(x)) * wide(norm.get_parameter("w"))
         return scaled + wide(norm.get_parameter("b")) if "b" in own else scaled
+    if type(norm).__name__.endswith("Pre"):  # the same, with scale and shift folded away
+        return _normalised(norm, wide(x))
     inner = getattr(norm, "original_component", None)
     result: Tensor = (inner if isinstance(inner, nn.Module) else norm)(x)
     return result

@@ -18,11 +18,13 @@ from torch import Tensor
 
 __all__ = ["PadToken", "masked_padding", "unexplained_keys", "unseen_keys"]
 
-_ROUNDING = 0.05  # what a row of half-precision weights can lack of one
+# What a row of weights can lack of one.
+_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
+_HALF_ROUNDING = 0.05
 
 
 def masked_padding(
-    pattern: Float[Tensor, "batch head query key"], *, causal: bool
+    pattern: Float[Tensor, "batch head query key"], *, causal: bool, sums_to_one: bool = True
 ) -> Bool[Tensor, "batch key"]:
     """Positions that the model itself masked, read off a self-attention pattern (of any layer).
 
@@ -31,14 +33,17 @@ def masked_padding(
     [[True, False, False]]
 
     In a causal model these are rows at the beginning that are empty or look ahead, else keys to
-    which nobody attends.
+    which nobody attends. Where rows sum to one (``sums_to_one``) but those of a document don't, an
+    ablation has taken the token's entries out, and it is no padding.
     """
     if not causal:
-        return unseen_keys(pattern)
-    some = pattern != 0
-    odd = ~some.any(-1).any(1) | some.triu(1).any(-1).any(1)
-    leading = odd.long().cumprod(-1).bool()
-    return leading & ~leading.all(-1, keepdim=True)
+        found = unseen_keys(pattern)
+    else:
+        some = pattern != 0
+        odd = ~some.any(-1).any(1) | some.triu(1).any(-1).any(1)
+        leading = odd.long().cumprod(-1).bool()
+        found = leading & ~leading.all(-1, keepdim=True)
+    return found & _whole(pattern, found) if sums_to_one else found
 
 
 def unexplained_keys(
@@ -50,9 +55,16 @@ def unexplained_keys(
     question for the caller, not an answer. Where rows sum to less, an ablation has removed the key.
     """
     rest = pattern.masked_fill(pads[:, None, :, None], 0)
-    sums = rest.sum(-1, dtype=torch.float32).masked_fill(pads[:, None], 1)
-    whole = (sums > 1 - _ROUNDING).flatten(1).all(-1, keepdim=True)
-    return unseen_keys(rest) & ~pads & whole
+    return unseen_keys(rest) & ~pads & _whole(pattern, pads)
+
+
+def _whole(
+    pattern: Float[Tensor, "batch head query key"], pads: Bool[Tensor, "batch key"]
+) -> Bool[Tensor, "batch 1"]:
+    """Whether every row of a document but those of pads sums to one."""
+    lacking = _ROUNDING.get(pattern.dtype, _HALF_ROUNDING)
+    sums = pattern.sum(-1, dtype=torch.float32).masked_fill(pads[:, None], 1)
+    return (sums > 1 - lacking).flatten(1).all(-1, keepdim=True)
 
 
 def unseen_keys(pattern: Float[Tensor, "batch head query key"]) -> Bool[Tensor, "batch key"]:
@@ -68,25 +80,47 @@ class PadToken:
     ('embed.hook_in', [[False, False, True], [False, False, False]])
     """
 
-    def __init__(self, hook: str, id: int, embedding: Tensor | None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        hook: str,
+        id: int,  # noqa: A002
+        embedding: Tensor | None,
+        *,
+        is_bos: bool = False,
+    ) -> None:
         self.hook = hook
         self.id = id
+        self.is_bos = is_bos
         self._embedding = embedding
 
     @classmethod
     def of(cls, model: Any) -> PadToken | None:
         """The pad token of the model's tokenizer, None where there is none or no hook to see it."""
-        pad = getattr(getattr(model, "tokenizer", None), "pad_token_id", None)
+        tokenizer = getattr(model, "tokenizer", None)
+        pad = getattr(tokenizer, "pad_token_id", None)
         if pad is None:
             return None
+        is_bos = pad == getattr(tokenizer, "bos_token_id", None)
         if "embed.hook_in" in model.hook_dict:  # a TransformerBridge: token ids
-            return cls("embed.hook_in", pad, None)
+            return cls("embed.hook_in", pad, None, is_bos=is_bos)
         if "hook_embed" not in model.hook_dict or not 0 <= pad < model.W_E.shape[0]:
             return None
-        return cls("hook_embed", pad, model.W_E[pad].detach())
+        return cls("hook_embed", pad, model.W_E[pad].detach(), is_bos=is_bos)
 
     def trailing(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
         """The run of pads at the end of each row, from what the hook shows; None if that is unclear."""
+        is_pad = self._is_pad(seen)
+        return None if is_pad is None else is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
+
+    def leading(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
+        """The run of pads at the beginning of each row; a bos token with the same id, its last, is none of them."""
+        is_pad = self._is_pad(seen)
+        if is_pad is None:
+            return None
+        run = is_pad.long().cumprod(-1).bool()
+        return run.roll(-1, -1) & run if self.is_bos else run
+
+    def _is_pad(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
         if self._embedding is None:
             if seen.is_floating_point() or seen.ndim != 2:
                 return None
@@ -97,5 +131,4 @@ class PadToken:
             is_pad = (seen.detach() == self._embedding.to(seen)).all(-1)
         if len(is_pad) == 1:  # one row needs no padding: what looks like it was meant
             return None
-        run: Tensor = is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
-        return run
+        return is_pad

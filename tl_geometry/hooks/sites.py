@@ -11,7 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tl_geometry.hooks.weights import head_counts, output_weights, per_head_bias
+from tl_geometry.hooks.weights import (
+    head_counts,
+    input_weights,
+    output_weights,
+    per_head_bias,
+)
 from tl_geometry.hooks.windows import sliding_window
 
 __all__ = ["AttentionSite", "attention_sites", "select_sites"]
@@ -62,6 +67,21 @@ class AttentionSite:
         """Bias of the output projection, None where there is none."""
         bias = self.module.b_O if hasattr(self.module, "b_O") else None
         return bias.detach() if isinstance(bias, Tensor) else None
+
+    @property
+    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:  # noqa: N802
+        """Projection to queries, one matrix per head; ValueError where there is none."""
+        return input_weights(self.module, "Q", self.n_heads, self.d_head)
+
+    @property
+    def W_K(self) -> Float[Tensor, "kv_head d_model d_head"]:  # noqa: N802
+        """Projection to keys, for the heads that `hook_v` shows; ValueError where there is none."""
+        return input_weights(self.module, "K", self.n_kv_heads, self.d_head)
+
+    @property
+    def W_V(self) -> Float[Tensor, "kv_head d_model d_head"]:  # noqa: N802
+        """Projection to values, for the heads that `hook_v` shows; ValueError where there is none."""
+        return input_weights(self.module, "V", self.n_kv_heads, self.d_head)
 
     @property
     def b_V(self) -> Float[Tensor, "kv_head d_head"] | None:  # noqa: N802

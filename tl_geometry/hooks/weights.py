@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["head_counts", "output_weights", "per_head_bias"]
+__all__ = ["head_counts", "input_weights", "output_weights", "per_head_bias"]
 
 
 def head_counts(module: nn.Module, v_point: Any, z_point: Any) -> tuple[int, int]:
@@ -61,18 +61,45 @@ def output_weights(module: nn.Module, n_heads: int) -> Float[Tensor, "head d_hea
     parameter = module._parameters.get("W_O")
     if parameter is not None and parameter.ndim == 3:
         return parameter.detach()
-    projection = getattr(module, "o", None)
-    inner = getattr(projection, "original_component", None)
-    weight = getattr(inner, "weight", None)
-    if not (isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()):
+    flat = _flat_projection(module, "o")
+    if flat is None:
         return _property(module, "W_O")
-    stored_in_out = type(inner).__name__ == "Conv1D"  # a Linear stores [out, in]
-    flat = (weight if stored_in_out else weight.T).detach()
     if flat.shape[0] % n_heads:
         raise ValueError(
             f"{type(module).__name__}: W_O has {flat.shape[0]} inputs for {n_heads} heads"
         )
     return flat.reshape(n_heads, -1, flat.shape[1])
+
+
+def input_weights(
+    module: nn.Module, which: str, heads: int, d_head: int
+) -> Float[Tensor, "{heads} d_model {d_head}"]:
+    """Projection to queries, keys or values (`which` is "Q", "K" or "V"), a matrix per head as hooked.
+
+    x @ W plus the head's bias is what the module computes from its input x, before any rotation or
+    norm of queries and keys. A fused projection has been split by the bridge.
+
+    Raises: ValueError if there is no such matrix (latent attention) or it makes more than the heads
+    take (gates).
+    """
+    grouped = module._parameters.get(f"_W_{which}")
+    if grouped is not None:
+        return grouped.detach().repeat_interleave(heads // grouped.shape[0], dim=0)
+    plain = module._parameters.get(f"W_{which}")
+    if plain is not None and plain.ndim == 3:
+        return plain.detach()
+    flat = _flat_projection(module, which.lower())
+    if flat is None:
+        raise ValueError(
+            f"{type(module).__name__} has no matrix W_{which} (latent attention, or a projection "
+            "that is no plain matrix); leave the layer out with layers="
+        )
+    if flat.shape[1] != heads * d_head:
+        raise ValueError(
+            f"{type(module).__name__}: W_{which} has {flat.shape[1]} outputs, which are not the "
+            f"{heads} heads of {d_head} that the hooks show; leave the layer out with layers="
+        )
+    return flat.reshape(-1, heads, d_head).transpose(0, 1)
 
 
 def per_head_bias(
@@ -89,6 +116,16 @@ def per_head_bias(
     if not isinstance(bias, Tensor):
         return None
     return bias.detach().reshape(heads, -1)
+
+
+def _flat_projection(module: nn.Module, name: str) -> Float[Tensor, "d_in d_out"] | None:
+    """The matrix of one of a TransformerBridge's projections, None if it is no plain matrix."""
+    inner = getattr(getattr(module, name, None), "original_component", None)
+    weight = getattr(inner, "weight", None)
+    if not (isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()):
+        return None
+    stored_in_out = type(inner).__name__ == "Conv1D"  # a Linear stores [out, in]
+    return (weight if stored_in_out else weight.T).detach()
 
 
 def _property(module: nn.Module, name: str) -> Tensor:

@@ -68,10 +68,19 @@ class AttentionGeometry(AttentionLayer):
     def z(self) -> Float[Tensor, "batch head query d_head"]:
         """Mixed values, in the working precision."""
         if self._z is not None and self._z.dtype == self.dtype:
-            return self._z.transpose(1, 2)
+            return self._z.transpose(1, 2).masked_fill(self.silenced[..., None, None], 0)
         batch, n_kv = self.v.shape[0], self.v.shape[2]
         grouped = self.pattern.reshape(batch, n_kv, -1, self.n_keys)
-        return (grouped @ self.v.transpose(1, 2)).reshape(batch, self.n_heads, self.n_queries, -1)
+        mixed = (grouped @ self.v.transpose(1, 2)).reshape(batch, self.n_heads, self.n_queries, -1)
+        return mixed.masked_fill(self.silenced[..., None, None], 0)
+
+    @cached_property
+    def silenced(self) -> Bool[Tensor, "batch head"]:
+        """Heads whose z is zero throughout a document, though pattern @ v is not: they were removed at ``hook_z``."""
+        if self._hooked_z is None:
+            return torch.zeros_like(self.rows[:, :1, 0]).expand(-1, self.n_heads)
+        loud = (self.totals.along != 0) & self.rows
+        return (self._hooked_z == 0).all(-1).all(1) & loud.any(-1)
 
     @cached_property
     def values(self) -> Float[Tensor, "batch head key rank"]:

@@ -78,6 +78,7 @@ class AttentionLayer:
             seen = self.available.any(-2).any(1)
             self.v = self.v.masked_fill(~seen[..., None, None], 0)
         self.hooked_v = self.v
+        self._hooked_z = z
         if value_bias == "remove":
             bias = kv_bias(b_V, v, W_O)
             self.v = self.v - bias

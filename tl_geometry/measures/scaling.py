@@ -48,9 +48,9 @@ def safe_norm(x: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
     """Euclidean length whose squares neither overflow nor underflow."""
     exponent = power_of_two(x, -1)
     square = scale(x, -exponent).square().sum(-1)
-    positive = square > 0
-    root = torch.where(positive, square, 1).sqrt()  # a zero vector has length 0 and no NaN gradient
-    return torch.where(positive, scale(root, exponent.squeeze(-1)), 0)
+    zero = square == 0
+    root = torch.where(zero, 1, square).sqrt()  # a zero vector has length 0 and no NaN gradient
+    return torch.where(zero, 0, scale(root, exponent.squeeze(-1)))
 
 
 def over_square(x: Float[Tensor, "... d"]) -> tuple[Float[Tensor, "... d"], Float[Tensor, "..."]]:

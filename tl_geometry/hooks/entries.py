@@ -1,0 +1,36 @@
+"""Entries of ``run_with_hooks(fwd_hooks=...)`` that every model class takes at its own price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["FwdHook", "HookFunction", "hook_entries"]
+
+HookFunction = Callable[[Tensor, Any], Tensor | None]
+"""A function (tensor, hook) that returns nothing, or the tensor that takes the place of the one given."""
+
+FwdHook = tuple[str | Callable[[str], bool], Callable[..., Tensor | None]]
+"""An entry of ``run_with_hooks(fwd_hooks=[...])``: a hook name, or a filter of names, and a function (tensor, hook)."""
+
+
+def hook_entries(model: Any, functions: Mapping[str, HookFunction]) -> list[FwdHook]:
+    """Turn functions by hook name into entries of ``fwd_hooks``.
+
+    >>> model.run_with_hooks(tokens, fwd_hooks=hook_entries(model, {"blocks.0.attn.hook_z": lambda z, hook: 0 * z}))
+
+    The bridge of TransformerLens 3 collects all of its hooks anew for every entry of the list, which
+    costs more than a forward of a small model. So it gets one entry: a filter over the names that
+    the hook points themselves carry.
+    """
+    points = model.hook_dict
+    if points is model.hook_dict:
+        return list(functions.items())
+    by_point = {points[name].name: function for name, function in functions.items()}
+
+    def dispatch(tensor: Tensor, hook: Any) -> Tensor | None:
+        return by_point[hook.name](tensor, hook)
+
+    return [(by_point.__contains__, dispatch)]
