@@ -11,7 +11,6 @@ as they are, and are differentiable.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -19,19 +18,9 @@ from torch import Tensor
 
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
+from tl_geometry.measures.importances import IMPORTANCES, Importance, layer_importance
 from tl_geometry.measures.layer import Output, ValueBias
-from tl_geometry.measures.scaling import full_precision, scale
-
-Importance: TypeAlias = Literal[
-    "attention", "value_weighted", "value_weighted_normalized", "contribution", "random"
-]
-IMPORTANCES: tuple[str, ...] = (
-    "attention",
-    "value_weighted",
-    "value_weighted_normalized",
-    "contribution",
-    "random",
-)
+from tl_geometry.measures.scaling import full_precision
 
 
 @dataclass(frozen=True)
@@ -179,11 +168,7 @@ def value_weighted_attention(
     )
     if normalized:
         return geometry.relative_lengths(mode)
-    one_of("mode", mode, ("intra", "inter"))
-    weighted = geometry.pattern * scale(
-        geometry.value_norms, geometry.frame.exponent[:, None]
-    ).unsqueeze(-2)
-    return weighted.masked_fill(~geometry.rows.unsqueeze(-1), torch.nan)
+    return layer_importance(geometry, "value_weighted", mode)
 
 
 @full_precision
@@ -256,40 +241,22 @@ def importance(
     Other arguments, NaN rows and errors as in :func:`contribution_weights`.
     """
     one_of("kind", kind, IMPORTANCES)
-    if kind in ("value_weighted", "value_weighted_normalized"):
-        return value_weighted_attention(
-            pattern,
-            v,
-            W_O,
-            normalized=kind != "value_weighted",
-            mode=mode,
-            available=available,
-            value_bias=value_bias,
-            b_V=b_V,
-            output=output,
-            norm_weight=norm_weight,
-        )
-    if kind == "contribution":
-        weights = contribution_weights(
-            pattern,
-            v,
-            W_O,
-            mode=mode,
-            available=available,
-            value_bias=value_bias,
-            b_V=b_V,
-            output=output,
-            norm_weight=norm_weight,
-        )
-        return weights.abs() if absolute else weights
-    geometry = AttentionGeometry(pattern, v, W_O, available=available)
-    if kind == "random":
-        if generator is None:
-            generator = torch.Generator(pattern.device).manual_seed(seed)
-        scores = torch.rand(
-            pattern.shape, generator=generator, device=pattern.device, dtype=geometry.dtype
-        )
-        scores = scores * geometry.available
-    else:
-        scores = geometry.pattern
+    geometry = AttentionGeometry(
+        pattern,
+        v,
+        W_O,
+        available=available,
+        value_bias=value_bias,
+        b_V=b_V,
+        output=output,
+        norm_weight=norm_weight,
+    )
+    if kind != "random":
+        return layer_importance(geometry, kind, mode, absolute=absolute)
+    if generator is None:
+        generator = torch.Generator(pattern.device).manual_seed(seed)
+    scores = torch.rand(
+        pattern.shape, generator=generator, device=pattern.device, dtype=geometry.dtype
+    )
+    scores = scores * geometry.available
     return scores.masked_fill(~geometry.rows.unsqueeze(-1), torch.nan)
