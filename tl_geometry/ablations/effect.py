@@ -1,0 +1,109 @@
+"""Does an edit reach z? A few rows, along one direction, tell."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_geometry.measures.scaling import sign_vector
+
+__all__ = ["EffectCheck"]
+
+_ROWS = 8
+_COARSE = 2.0**-10  # what a matrix product in float32 may be rounded to
+_CLEAR = 4  # times the rounding: a change that can be told
+
+
+class EffectCheck:
+    """Compares z with what it would be with and without the edits of one layer.
+
+    The hooks of v, pattern and z report what they saw, in whatever order they fire. Only a z that
+    is what it was without the edit, in every row where the edit makes a difference, is refused: other
+    ablations in the same run may have changed it in their own way.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._values: tuple[Tensor, Tensor, Tensor] | None = None
+        self._expected: tuple[Tensor, Tensor, Tensor] | None = None
+        self._seen: tuple[Tensor, float] | None = None
+
+    def start(
+        self,
+        old: Float[Tensor, "batch key kv_head d_head"],
+        new: Float[Tensor, "batch key kv_head d_head"],
+    ) -> None:
+        """Values before and after the edit; a new forward begins."""
+        self._expected = self._seen = None
+        size = old.detach().abs().amax(-1).float().transpose(1, 2)
+        before = _along(old)
+        self._values = before, before if new is old else _along(new), size
+
+    def mix(
+        self,
+        old: Float[Tensor, "batch head query key"],
+        new: Float[Tensor, "batch head query key"],
+    ) -> None:
+        """The pattern before and after the edit."""
+        if self._values is None:
+            return
+        rows = _rows(old.shape[2])
+        group = old.shape[1] // self._values[0].shape[1]
+        before, after, size = (x.repeat_interleave(group, 1) for x in self._values)
+        first = old.detach()[:, :, rows].float()
+        last = first if new is old else new.detach()[:, :, rows].float()
+        self._expected = _mixed(first, before), _mixed(last, after), _mixed(first.abs(), size)
+        self._values = None
+        self._judge()
+
+    def compare(
+        self, z: Float[Tensor, "batch query head d_head"], *, weights_edited: bool = False
+    ) -> None:
+        """What came out.
+
+        Raises:
+            RuntimeError: the edit reached nothing.
+        """
+        if weights_edited and self._values is not None:
+            raise RuntimeError(
+                f"{self.where}: its pattern is to be edited, but hook_pattern did not fire before hook_z. If the "
+                "model's attention implementation was changed after the hooks were made, make them again"
+            )
+        rounding = max(torch.finfo(z.dtype).eps, _COARSE) * math.sqrt(z.shape[-1])
+        self._seen = _along(z)[:, :, _rows(z.shape[1])], rounding
+        self._judge()
+
+    def _judge(self) -> None:
+        if self._expected is None or self._seen is None:
+            return
+        (before, after, size), (seen, rounding) = self._expected, self._seen
+        self._expected = self._seen = None
+        told = (after - before).abs() > _CLEAR * rounding * size
+        moved = ~((seen - before).abs() <= rounding * size)
+        if bool(told.any() & ~(told & moved).any()):
+            raise RuntimeError(
+                f"{self.where} was edited, but z is what it was without the edit: the model takes no notice of it, or "
+                "another hook undoes it. If the model's attention implementation was changed after the hooks were "
+                "made, make them again"
+            )
+
+
+def _rows(n: int) -> list[int]:
+    """A few positions, the last included."""
+    return sorted({(n - 1) - (n * i) // _ROWS for i in range(_ROWS)} & set(range(n)))
+
+
+def _along(
+    x: Float[Tensor, "batch any_pos any_head d_head"],
+) -> Float[Tensor, "batch any_head any_pos"]:
+    direction = sign_vector(x.shape[-1], x.device, torch.float32)
+    return (x.detach().float() @ direction).transpose(1, 2)
+
+
+def _mixed(
+    pattern: Float[Tensor, "batch head row key"], x: Float[Tensor, "batch head key"]
+) -> Float[Tensor, "batch head row"]:
+    return (pattern @ x.unsqueeze(-1)).squeeze(-1)
