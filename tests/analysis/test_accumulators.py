@@ -218,7 +218,7 @@ def test_a_refused_norm_leaves_the_accumulators_free(monkeypatch):
 
 
 def test_two_of_a_kind_would_write_the_same_variable(model):
-    with pytest.raises(ValueError, match=r"null_sink_rate.*twice"):
+    with pytest.raises(ValueError, match=r"cone_alignment.*twice"):
         Probe(model, [Sinks(), Sinks(epsilon=0.1)])
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from analysis_data.sink_numbers import sink_labels, sink_numbers
 from literal import (
     contributions as literal_contributions,
     regimes as literal_regimes,
@@ -235,7 +236,8 @@ def numbers(
             put(f"sink_norm_ratio{suffix}", norm / median)
             put(f"sink_cosine{suffix}", _mean(cosines))
             put(f"sink_cosine_max{suffix}", max(cosines))
-    return {name: np.array(values, dtype=float) for name, values in found.items()}
+    outputs = sink_numbers(pattern, v, W_O, available, sink=sink, cross=cross, **options)
+    return {name: np.array(values, dtype=float) for name, values in found.items()} | outputs
 
 
 SUMS = ("winner_count", "undefined_rows")
@@ -266,7 +268,7 @@ def over_documents(documents: Sequence[dict[str, np.ndarray]]) -> dict[str, np.n
         for row, (first, second) in zip(counts, top[:, :2], strict=True)
     ]
     result["regime"] = np.array(labels)
-    return result
+    return result | sink_labels(result)
 
 
 def assert_layer(ds: Any, label: int | str, expected: dict[str, Any], tolerance: float) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
+from tl_geometry.measures.cone import alignments, axis_length, cone_axis, lowest_quartile
+from tl_geometry.measures.dormant import DORMANT_RATE, NORM_THRESHOLDS, output_norm_ratio
 from tl_geometry.measures.geometry import AttentionGeometry
+from tl_geometry.measures.scaling import scale
+from tl_geometry.measures.sink_curve import (
+    ATTENTION_BINS,
+    GAP_BINS,
+    bin_means,
+    fit_quadratic,
+    widened,
+)
+from tl_geometry.measures.sink_split import SinkSplit, split_outputs
 from tl_geometry.measures.sinks import (
     masked_mean,
     negative_share,
@@ -24,6 +35,7 @@ __all__ = ["Sinks"]
 _CW = "Cunningham & Muca Cirone, arXiv 2606.07604"
 _TS = "Mudarisov et al., arXiv 2602.01893"
 _GU = "Gu et al., arXiv 2410.10781"
+_HONOR = "Sandoval-Segura et al., arXiv 2504.03889"
 _METRIC_TOKENS = 64
 _FACTORS = {"attention": "attention", "relative_norm": "relative norm", "cosine": "cosine"}
 _RENAMED = {
@@ -41,7 +53,7 @@ _RENAMED = {
 
 
 class Sinks(Accumulator):
-    """How much attention sinks receive and what their values look like, per document.
+    """How much attention sinks receive, what their values look like, what they do to outputs; per document.
 
     >>> probe = Probe(model, [Sinks()])
     >>> model.run_with_hooks(tokens, fwd_hooks=probe.hooks())
@@ -93,6 +105,54 @@ class Sinks(Accumulator):
             for token in ("sink", "tail")
             for name, words in _FACTORS.items()
         },
+        "output_norm_with_sink": Variable(
+            "length of the head's output, mean over later queries", "residual stream", _CW
+        ),
+        "output_norm_no_sink": Variable(
+            "the same with the sinks' values set to zero", "residual stream", _CW
+        ),
+        "output_norm_ratio": Variable(
+            "mean length of the head's outputs over the mean of the layer's heads", "1", _HONOR
+        ),
+        "cone_tightness": Variable("length of the mean direction of the other values", "1", _CW),
+        "cone_alignment": Variable(
+            "cosine of the head's output with the mean direction of the other values", "1", _CW
+        ),
+        "cone_alignment_no_sink": Variable("the same with the sinks' values set to zero", "1", _CW),
+        "sink_optimum": Variable(
+            "attention to the sinks at which the output would be shortest", "1", _CW
+        ),
+        "sink_optimum_gap": Variable("attention to the sinks minus that optimum", "1", _CW),
+        "sink_optimum_inside": Variable(
+            "later rows whose optimum lies strictly between 0 and 1", "share of rows", _CW
+        ),
+        "sink_below_optimum": Variable(
+            "later rows that give the sinks less attention than their optimum",
+            "share of rows",
+            _CW,
+        ),
+        "minimal_norm_ratio": Variable(
+            "length of the output at the optimum over its length", "1", _CW
+        ),
+        "sink_fit_convex": Variable(
+            "documents in which a parabola fitted to |o|^2 over the sinks' attention is convex",
+            "share of documents",
+            _CW,
+        ),
+        "norm_by_sink_rate": Variable(
+            "mean |o| of the rows by their attention to the sinks, over the mean of all rows",
+            "1",
+            _CW,
+            ("sink_rate_bin",),
+        ),
+        "optimum_gap_histogram": Variable(
+            "rows by attention to the sinks minus the optimum", "share of rows", _CW, ("gap_bin",)
+        ),
+    }
+    coords: Mapping[str, Sequence[str | int | float]] = {
+        "sink_rate_bin": [round((k + 0.5) / ATTENTION_BINS, 3) for k in range(ATTENTION_BINS)],
+        "gap_bin": [round(2 * (k + 0.5) / GAP_BINS - 1, 3) for k in range(GAP_BINS)],
+        "norm_threshold": NORM_THRESHOLDS,
     }
 
     def __init__(self, epsilon: float = 0.3, tail_queries: int = 8) -> None:
@@ -123,7 +183,34 @@ class Sinks(Accumulator):
             ("tail", tail_correlations(geometry, self.tail_queries)),
         ):
             found |= {f"{token}_spearman_{name}": value for name, value in correlations.items()}
-        return found
+        split = split_outputs(geometry)
+        return found | _outputs(geometry, split) | _curves(geometry, split)
+
+    def derived(self, found: Mapping[str, Tensor]) -> dict[str, tuple[Variable, Any]]:
+        """Which heads are dormant or write little, from the means over documents: 1, 0, or NaN where unknown."""
+        rate, ratio, norm = (
+            found[name] for name in ("sink_rate", "output_norm_ratio", "output_norm_with_sink")
+        )
+        thresholds = torch.tensor(NORM_THRESHOLDS, dtype=ratio.dtype, device=ratio.device)
+        return {
+            "dormant_by_rate": (
+                Variable(f"whether the mean sink rate exceeds {DORMANT_RATE}", "", _GU),
+                _flag(rate > DORMANT_RATE, rate),
+            ),
+            "dormant_by_norm": (
+                Variable(
+                    "whether the output norm ratio is below the threshold",
+                    "",
+                    _HONOR,
+                    ("norm_threshold",),
+                ),
+                _flag(ratio[..., None] < thresholds, ratio[..., None]),
+            ),
+            "low_norm": (
+                Variable("whether the output norm is in its layer's lowest quartile", "", _CW),
+                _flag(lowest_quartile(norm), norm),
+            ),
+        }
 
     def _metric(self, geometry: AttentionGeometry) -> Float[Tensor, "batch head"]:
         """Whether any sink receives more than epsilon among the first 64 real queries (itself included)."""
@@ -137,3 +224,48 @@ class Sinks(Accumulator):
         sink = (received > self.epsilon).any(-1).to(received.dtype)
         full = (rank[..., -1] >= _METRIC_TOKENS) & geometry.causal
         return torch.where(full, sink, torch.nan)
+
+
+def _flag(
+    flag: Bool[Tensor, "*axes"], known: Float[Tensor, "*known_axes"]
+) -> Float[Tensor, "*axes"]:
+    return flag.to(known.dtype).masked_fill(known.isnan(), torch.nan)
+
+
+def _outputs(geometry: AttentionGeometry, split: SinkSplit) -> Measured:
+    """Lengths and directions of the outputs with their sinks and without."""
+    axis = cone_axis(geometry)
+    aligned, aligned_no_sink = alignments(geometry, split, axis)
+    exponent = geometry.frame.exponent
+    return {
+        "output_norm_with_sink": scale(masked_mean(split.norm, split.rows), exponent),
+        "output_norm_no_sink": scale(masked_mean(split.rest_norm, split.rows), exponent),
+        "output_norm_ratio": output_norm_ratio(geometry),
+        "cone_tightness": axis_length(axis),
+        "cone_alignment": masked_mean(aligned, ~aligned.isnan()),
+        "cone_alignment_no_sink": masked_mean(aligned_no_sink, ~aligned_no_sink.isnan()),
+    }
+
+
+def _curves(geometry: AttentionGeometry, split: SinkSplit) -> Measured:
+    """Where the rows lie on their curves |o|(a), and |o| against a between rows."""
+    curve, attention, optimum = split.curve, split.attention, split.curve.optimum
+    known = ~optimum.isnan()
+    gap = attention - optimum
+    inside = (optimum > 0) & (optimum < 1)
+    written = split.in_plane & geometry.defined("intra")
+    shortening = curve.minimal_norm / torch.where(written, split.norm, 1)
+    relative = split.norm / masked_mean(split.norm, split.in_plane).unsqueeze(-1)
+    by_rate, _ = bin_means(relative, attention, split.in_plane, (0, 1), ATTENTION_BINS)
+    _, gaps = bin_means(gap, gap, known, (-1, 1), GAP_BINS)
+    bend = fit_quadratic(widened(attention), widened(relative).square(), split.in_plane)[..., 2]
+    return {
+        "sink_optimum": masked_mean(optimum, known),
+        "sink_optimum_gap": masked_mean(gap, known),
+        "sink_optimum_inside": masked_mean(inside.to(gap.dtype), known),
+        "sink_below_optimum": masked_mean((gap < 0).to(gap.dtype), known),
+        "minimal_norm_ratio": masked_mean(shortening, written),
+        "sink_fit_convex": _flag(bend > 0, bend),
+        "norm_by_sink_rate": by_rate,
+        "optimum_gap_histogram": gaps,
+    }

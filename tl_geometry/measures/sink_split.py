@@ -1,0 +1,175 @@
+"""Each output split in the part of its sinks and the rest, for all that is asked about sinks' outputs.
+
+With a the attention of a row to its sinks, s their projected value and m what the row takes from
+elsewhere over 1 - a, o = a s + (1 - a) m. Everything about such a row happens in the plane of s and
+m, so three lengths say all: |s|, m along s, and m perpendicular to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tl_geometry.measures.geometry import UNDEFINED_BELOW, AttentionGeometry
+from tl_geometry.measures.scaling import safe_norm
+
+RESOLUTION = 2.0**-23
+"""Rows that leave no more attention than this to other keys have no m: float32 cannot resolve 1 - a."""
+_ROWS = 128
+
+
+@dataclass(frozen=True)
+class RowCurves:
+    """|a s + (1 - a) m| as a function of a, row by row, lengths in units of the head's frame.
+
+    Attributes:
+        along, across: m along s, and its length perpendicular to s.
+        distance: |s - m|.
+        optimum, optimum_unclipped: where the length is smallest; NaN where s = m.
+        minimal_norm: the length there (as observed, where s = m).
+        sign_change: where the sink's contribution weight changes its sign; NaN if nowhere.
+    """
+
+    along: Float[Tensor, "batch head query"]
+    across: Float[Tensor, "batch head query"]
+    distance: Float[Tensor, "batch head query"]
+    optimum: Float[Tensor, "batch head query"]
+    optimum_unclipped: Float[Tensor, "batch head query"]
+    minimal_norm: Float[Tensor, "batch head query"]
+    sign_change: Float[Tensor, "batch head query"]
+
+
+@dataclass(frozen=True)
+class SinkSplit:
+    """Each output split in the part of its sinks and the rest, o = a s + rest, in the frame of its head.
+
+    Attributes:
+        attention: a.
+        sink: s, once per head where there is one sink; zero where it is undefined.
+        rest: the output without its sinks' part, (1 - a) m.
+        rest_gross: the rest's length if nothing cancelled.
+        sink_length: |s|.
+        along, across: the rest along s, and its length perpendicular to s.
+        rows: rows that count: later queries from which a sink can be seen.
+        in_plane: those of them in which s and m are defined.
+    """
+
+    attention: Float[Tensor, "batch head query"]
+    sink: Float[Tensor, "batch head query_or_1 rank"]
+    rest: Float[Tensor, "batch head query rank"]
+    rest_gross: Float[Tensor, "batch head query"]
+    sink_length: Float[Tensor, "batch head query"]
+    along: Float[Tensor, "batch head query"]
+    across: Float[Tensor, "batch head query"]
+    rows: Bool[Tensor, "batch head query"]
+    in_plane: Bool[Tensor, "batch head query"]
+
+    @cached_property
+    def norm(self) -> Float[Tensor, "batch head query"]:
+        """|o|."""
+        return length_of(self.attention * self.sink_length + self.along, self.across)
+
+    @cached_property
+    def rest_norm(self) -> Float[Tensor, "batch head query"]:
+        """|o| with the sinks' values set to zero."""
+        return length_of(self.along, self.across)
+
+    @cached_property
+    def curve(self) -> RowCurves:
+        """Where along its curve each row is shortest."""
+        others = torch.where(self.in_plane, 1 - self.attention, 1)
+        along, across = self.along / others, self.across / others
+        towards = along - self.sink_length  # m - s is (towards, across)
+        distance = length_of(towards, across)
+        flat = ~(distance > UNDEFINED_BELOW * (self.sink_length + self.rest_gross / others))
+        undefined = flat | ~self.in_plane
+        over = torch.where(flat, 1, distance)
+        # Ratios of lengths only: no length is squared.
+        terms = (along / over, towards / over, across / over)
+        m, step, side = (torch.where(undefined, 0, x) for x in terms)
+        optimum = m * step + side.square()
+        clipped = optimum.clamp(0, 1)
+        place = torch.where(flat, self.attention, clipped)
+        negative = self.in_plane & (along < 0)
+        change = -along / torch.where(negative, self.sink_length - along, 1)
+        return RowCurves(
+            along,
+            across,
+            distance,
+            clipped.masked_fill(undefined, torch.nan),
+            optimum.masked_fill(undefined, torch.nan),
+            length_of(along - place * towards, (1 - place) * across),
+            change.masked_fill(~negative, torch.nan),
+        )
+
+
+def split_outputs(geometry: AttentionGeometry) -> SinkSplit:
+    """Split every output in its sinks' part and the rest."""
+    rest = _without_sinks(geometry)
+    attention = geometry.sink_attention
+    sink, known = _mean_sinks(geometry)
+    sink_length = safe_norm(sink)
+    direction = sink / torch.where(sink_length > 0, sink_length, 1).unsqueeze(-1)
+    along = (rest * direction).sum(-1)
+    across = safe_norm(rest - along.unsqueeze(-1) * direction)
+    lengths = geometry.sink_vectors(geometry.value_norms.unsqueeze(-1)).transpose(-1, -2)
+    sink_gross = (geometry.sink_columns(geometry.pattern) * lengths).sum(-1)
+    rows = geometry.sink_rows.expand_as(attention)
+    return SinkSplit(
+        attention,
+        sink,
+        rest,
+        (geometry.gross - sink_gross).clamp(min=0),
+        sink_length.expand_as(attention),
+        along,
+        across,
+        rows,
+        rows & known & (1 - attention > RESOLUTION),
+    )
+
+
+def _without_sinks(geometry: AttentionGeometry) -> Float[Tensor, "batch head query rank"]:
+    """Outputs with the sinks' values set to zero.
+
+    Multiplied out anew: a difference from the output would drown a small rest in rounding.
+    """
+    others = geometry.values.masked_fill(geometry.sinks.unsqueeze(-1), 0)
+    if not geometry.causal:
+        return geometry.pattern @ others
+    stops = [*range(_ROWS, geometry.n_queries, _ROWS), geometry.n_queries]
+    blocks = [
+        geometry.pattern[:, :, start:stop, :stop] @ others[:, :, :stop]
+        for start, stop in zip([0, *stops], stops, strict=False)
+    ]
+    return torch.cat(blocks, -2)
+
+
+def _mean_sinks(
+    geometry: AttentionGeometry,
+) -> tuple[Float[Tensor, "batch head query_or_1 rank"], Bool[Tensor, "batch head query_or_1"]]:
+    """The sinks' projected values, weighted by the attention of each row, and where this is defined."""
+    vectors = geometry.sink_vectors(geometry.values)
+    if vectors.shape[-2] == 1:
+        return vectors, torch.ones_like(vectors[..., 0], dtype=torch.bool)
+    attention = geometry.sink_attention.unsqueeze(-1)
+    seen = geometry.sink_seen
+    single = seen.sum(-1, keepdim=True) == 1
+    attended = attention > 0
+    shares = geometry.sink_columns(geometry.pattern) / torch.where(attended, attention, 1)
+    shares = torch.where(single, seen.to(shares.dtype), shares)
+    return shares @ vectors, (single | attended).squeeze(-1)
+
+
+def length_of(
+    x: Float[Tensor, "batch head query"], y: Float[Tensor, "batch head query"]
+) -> Float[Tensor, "batch head query"]:
+    """Length of a vector in the plane, whose squares neither overflow nor underflow."""
+    largest = torch.maximum(x.abs(), y.abs())
+    some = largest > 0
+    over = torch.where(some, largest, 1)
+    square = torch.where(some, (x / over).square() + (y / over).square(), 1)
+    return largest * square.sqrt()
