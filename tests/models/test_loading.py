@@ -132,7 +132,7 @@ def test_damaged_weights(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["toy", "no such model", "smolm2", "./absent", "/absent/model"])
+@pytest.mark.parametrize("name", ["no such model", "smolm2", "./absent", "/absent/model"])
 def test_unknown_model(name: str) -> None:
     with pytest.raises(UnknownModelError) as caught:
         load_model(name)

