@@ -24,7 +24,9 @@ from benchmarks.harness import (
     ratio,
     write_json,
 )
+from tl_geometry.ablations.entries import EntryMasker
 from tl_geometry.data import demo_corpora, token_batches
+from tl_geometry.evaluation.sensitivity import head_sensitivity
 from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.capture import capture_hooks
 from tl_geometry.models import load_model
@@ -86,6 +88,49 @@ def timings() -> Iterator[Row]:
     )
 
 
+def interventions() -> Iterator[Row]:
+    """What masking entries and removing single heads cost, on two windows of 256 tokens."""
+    model, _ = model_and_tokens(256)
+    texts = demo_corpora()["demo-prose"]
+    batch = next(iter(token_batches(texts, model, n_ctx=256, batch_size=2, max_documents=2)))
+    maskers = {
+        f"{kind} {share:g}": EntryMasker(model, kind, share)
+        for kind in ("contribution", "attention")
+        for share in (0.01, 0.1)
+    }
+
+    def masked(masker: EntryMasker) -> Callable[[], object]:
+        return lambda: model.run_with_hooks(
+            batch.tokens,
+            fwd_hooks=masker.hooks(batch.attention_mask, documents=batch.documents),
+        )
+
+    heads = [(site.layer, 0) for site in attention_sites(model)]
+    runs: dict[str, Callable[[], object]] = {"plain": lambda: model(batch.tokens)}
+    runs |= {name: masked(masker) for name, masker in maskers.items()}
+    with torch.no_grad():
+        seconds = interleaved(runs)
+        for name in maskers:
+            value, spread = ratio(seconds, name, "plain")
+            yield at_most(
+                f"masked forward, {name} of the entries of a query, T=256: / plain forward",
+                value,
+                1.6,
+                spread,
+            )
+        seconds = interleaved(
+            {
+                "plain": lambda: [model(batch.tokens) for _ in heads],
+                "alone": lambda: head_sensitivity(
+                    model, batch.tokens, n_ctx=256, batch_size=2, heads=heads, progress=False
+                ),
+            },
+            rounds=3,
+        )
+    value, spread = ratio(seconds, "alone", "plain")
+    yield at_most("head_sensitivity, T=256: / a plain forward per head", value, 0.7, spread)
+
+
 def memory() -> Iterator[Row]:
     plain = peak_memory("hooked forward")
     scored = peak_memory("separability")
@@ -118,7 +163,7 @@ def main() -> int:
         f"SmolLM2-135M, HookedTransformer, float32, {THREADS} threads; medians of interleaved runs"
     )
     rows = []
-    for part in (timings, memory):
+    for part in (timings, interventions, memory):
         for row in part():
             print(row, flush=True)
             rows.append(row)

@@ -1,0 +1,233 @@
+"""Accuracy on tasks of EleutherAI's evaluation harness while hooks are active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tl_geometry.ablations.entries import EntryMasker, EntryScores
+from tl_geometry.data import Batch, resolve_bos
+from tl_geometry.data.bos import bos_id
+from tl_geometry.data.limits import model_context, whole_number
+from tl_geometry.evaluation.checkpoint import Checkpoint
+from tl_geometry.evaluation.next_token import check_next_token_model
+from tl_geometry.evaluation.record import model_fingerprint, model_record
+from tl_geometry.evaluation.runs import unedited
+from tl_geometry.hooks.entries import FwdHook
+from tl_geometry.hooks.probe_inputs import probe_arguments
+from tl_geometry.measures.checks import one_of
+from tl_geometry.measures.geometry import Mode
+from tl_geometry.measures.importances import IMPORTANCES
+from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.selection import Scope, check_fraction
+
+__all__ = ["Hooks", "downstream"]
+
+Hooks: TypeAlias = Sequence[FwdHook] | Callable[[Tensor], Sequence[FwdHook]]
+"""Forward hooks, or a function that makes them for a batch from its attention mask (``batch pos``, bool)."""
+
+_INSTALL = 'pip install "tl-geometry[eval]"'
+_Factory: TypeAlias = Callable[[Batch], Sequence[FwdHook]]
+
+
+def downstream(
+    model: Any,
+    tasks: str | Iterable[str],
+    *,
+    hooks: Hooks | None = None,
+    importances: Iterable[str] | Mapping[str, EntryScores] | None = None,
+    fraction: float | int = 0.1,
+    scope: Scope = "query",
+    mode: Mode = "inter",
+    sink: SinkRule = "first",
+    limit: int | None = None,
+    num_fewshot: int | None = 0,
+    include_path: str | Path | None = None,
+    n_ctx: int | None = None,
+    batch_size: int = 8,
+    prepend_bos: bool | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+) -> xr.Dataset:
+    """Accuracy on downstream tasks: of the model, under hooks, and with attention entries removed.
+
+    >>> ds = downstream(model, ["boolq", "winogrande"], importances=["contribution", "random"], limit=100)
+    >>> ds.accuracy.sel(task="boolq", variant="contribution top")
+    >>> downstream(model, "boolq", hooks=lambda mask: zero_sink_values(model, attention_mask=mask))
+
+    The variants are ``"full"``; ``"hooks"`` where hooks are given; and of each importance ``"<name>
+    top"`` and ``"<name> bottom"``, the most and the least important share of the entries of the
+    attention removed (:func:`tl_geometry.mask_entries`) while the model reads. Source: Cunningham &
+    Muca Cirone, arXiv 2606.07604; tasks, prompts and accuracy are those of `lm_eval`.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge with its tokenizer.
+        tasks: names that `lm_eval` knows (``"boolq"``, ``"winogrande"``, ``"mmlu"``; their data come
+            from the Hugging Face hub), or names of tasks in ``include_path``. They must score given
+            answers (multiple choice); nothing is generated.
+        hooks: forward hooks, or a function of the batch's attention mask that makes them: batches
+            are padded on the right, each to its own length.
+        importances: names for :func:`tl_geometry.mask_entries`, or a mapping of names to functions.
+        fraction: share of the entries that goes.
+        scope, mode, sink: as in :func:`tl_geometry.mask_entries`.
+        limit: questions per task, all by default.
+        num_fewshot: solved examples in front of each question; None takes the task's own number. A
+            task whose own number is 0 stays at 0.
+        include_path: directory of YAML files that define tasks, for instance over local JSON.
+        n_ctx: longest row; the model's context by default.
+        prepend_bos: whether bos opens each row; by default what the model's tokenizer setting says.
+        checkpoint: file that keeps what is scored; the run can be killed at any time. It can't know
+            what ``hooks`` or functions among the importances do: give each of them a file of its own.
+        resume: go on from that file.
+        seed: of few-shot examples and of the random importance.
+
+    Returns:
+        ``accuracy`` (task variant) and its standard error over questions ``accuracy_se``, and
+        ``questions`` (task). Of a group such as ``"mmlu"`` the row is the group's own mean.
+
+    Raises:
+        ImportError: `lm_eval` is not installed.
+        ValueError: an unknown task, one without accuracy, a model without tokenizer or loss of the
+            next token, or a checkpoint of another run.
+        ConnectionError: a task's data can't be reached.
+        NotImplementedError: a task that generates text.
+    """
+    try:
+        import lm_eval
+        from lm_eval.evaluator import evaluate
+
+        from tl_geometry.evaluation.harness import HookedLM
+        from tl_geometry.evaluation.tasks import accuracies, load_tasks
+    except ImportError as error:
+        raise ImportError(
+            f"downstream needs the package lm_eval, the evaluation harness: {_INSTALL} ({error})"
+        ) from error
+    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    share = check_fraction(fraction)
+    one_of("scope", scope, get_args(Scope))
+    one_of("mode", mode, get_args(Mode))
+    whole_number("batch_size", batch_size, 1)
+    if limit is not None:
+        whole_number("limit", limit, 1)
+    context = _context(model, n_ctx)
+    rule = resolve_bos(model, prepend_bos)
+    scorers = _scorers(importances)
+    variants: dict[str, _Factory] = {"full": unedited}
+    if hooks is not None:
+        variants["hooks"] = partial(_given, hooks=hooks)
+    for name, scorer in scorers.items():
+        for largest, which in ((True, "top"), (False, "bottom")):
+            masker = EntryMasker(
+                model,
+                scorer,
+                share,
+                largest=largest,
+                scope=scope,
+                mode=mode,
+                sink=sink,
+                seed=seed,
+            )
+            variants[f"{name} {which}"] = partial(_masking, masker=masker)
+    loaded = load_tasks(names, include_path)
+    settings = {
+        "evaluation": "downstream",
+        "tasks": names,
+        "limit": limit,
+        "num_fewshot": num_fewshot,
+        "n_ctx": context,
+        "batch_size": batch_size,
+        "prepend_bos": rule.prepend,
+        "hooks": hooks is not None,
+        "importances": list(scorers),
+        "fraction": share,
+        "scope": scope,
+        "mode": mode,
+        "sink": sink.tolist() if isinstance(sink, Tensor) else sink,
+        "seed": seed,
+        "lm_eval": lm_eval.__version__,
+    }
+    tokens = probe_arguments(model)[0][0]
+    check_next_token_model(model, Batch(tokens, torch.ones_like(tokens).bool(), (0, 1)))
+    record = model_record(model)
+    fingerprint = {
+        "settings": settings,
+        "model": {} if checkpoint is None else model_fingerprint(model, record),
+    }
+    results: dict[str, Any] = {}
+    truncated = 0
+    with Checkpoint(checkpoint, fingerprint, resume=resume) as done, torch.no_grad():
+        for variant, factory in variants.items():
+            lm = HookedLM(
+                model,
+                variant,
+                factory,
+                batch_size=batch_size,
+                n_ctx=context,
+                bos=bos_id(model) if rule.prepend else None,
+                done=done,
+                progress=progress,
+            )
+            for task in loaded["tasks"].values():
+                if num_fewshot is not None and task.get_config("num_fewshot") != 0:
+                    task.set_config(key="num_fewshot", value=num_fewshot)
+                task.set_fewshot_seed(seed=seed)  # so that all variants see the same examples
+            results[variant] = evaluate(
+                lm, loaded, limit=limit, log_samples=False, bootstrap_iters=1
+            )
+            truncated = lm.truncated
+    ds = accuracies(results, names)
+    ds.attrs = {
+        **record,
+        "settings": settings,
+        "prepend_bos": rule.prepend,
+        "bos_rule": rule.rule,
+        "truncated_rows": truncated,
+    }
+    return ds
+
+
+def _context(model: Any, n_ctx: int | None) -> int:
+    """The longest row.
+
+    Raises:
+        ValueError: the model has no tokenizer, or ``n_ctx`` is more than it takes.
+    """
+    if getattr(model, "tokenizer", None) is None:
+        raise ValueError("model has no tokenizer, and tasks are text; load it with its tokenizer")
+    most = model_context(model)
+    if n_ctx is None:
+        if most is None:
+            raise ValueError("the model states no context length: give n_ctx=")
+        return most
+    whole_number("n_ctx", n_ctx, 2)
+    if most is not None and n_ctx > most:
+        raise ValueError(f"n_ctx={n_ctx} is more than the model's context of {most} tokens")
+    return n_ctx
+
+
+def _scorers(
+    importances: Iterable[str] | Mapping[str, EntryScores] | None,
+) -> dict[str, EntryScores]:
+    if isinstance(importances, Mapping):
+        return dict(importances)
+    scorers: dict[str, EntryScores] = {}
+    for name in [importances] if isinstance(importances, str) else importances or ():
+        one_of("importances", name, IMPORTANCES)
+        scorers[name] = name  # type: ignore[assignment]
+    return scorers
+
+
+def _given(batch: Batch, *, hooks: Hooks) -> Sequence[FwdHook]:
+    return hooks(batch.attention_mask) if callable(hooks) else hooks
+
+
+def _masking(batch: Batch, *, masker: EntryMasker) -> Sequence[FwdHook]:
+    return masker.hooks(batch.attention_mask, documents=batch.documents)
