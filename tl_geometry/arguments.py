@@ -39,6 +39,37 @@ class Dtype(str, Enum):
     bfloat16 = "bfloat16"
 
 
+class Scope(str, Enum):
+    """What is ranked together."""
+
+    row = "row"
+    query = "query"
+    head = "head"
+    layer = "layer"
+    token = "token"  # noqa: S105 - no password
+
+
+class Mode(str, Enum):
+    """Whose output an importance refers to."""
+
+    intra = "intra"
+    inter = "inter"
+
+
+class Reference(str, Enum):
+    """Which run ranks the entries."""
+
+    online = "online"
+    clean = "clean"
+
+
+class Removal(str, Enum):
+    """What takes the place of what a head mixes."""
+
+    zero = "zero"
+    mean = "mean"
+
+
 Model = Annotated[
     str, typer.Argument(help="smollm2, or a name or directory that TransformerLens can load.")
 ]
@@ -48,6 +79,30 @@ Processing = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: the best.")]
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Precision of the weights.")]
+Text = Annotated[Path | None, typer.Option(help="A text file, or a directory of them.")]
+Dataset = Annotated[str | None, typer.Option(help="A data set, e.g. wikitext:wikitext-103-raw-v1.")]
+CorpusOption = Annotated[Corpus | None, typer.Option(help="A corpus of the demo.")]
+Split = Annotated[str, typer.Option(help="Split of the data set.")]
+TextField = Annotated[str, typer.Option(help="Field of a record with the text.")]
+Window = Annotated[int, typer.Option(min=2, help="Tokens of a window.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Windows of a batch.")]
+MaxDocuments = Annotated[int, typer.Option(min=1, help="Stop after windows.")]
+PrependBos = Annotated[
+    bool | None,
+    typer.Option(help="Begin each window with bos; default: as the tokenizer is set."),
+]
+Sink = Annotated[str, typer.Option(help="first, auto, or positions such as 0 or 0,1.")]
+Layers = Annotated[str | None, typer.Option(help="Only these layers, e.g. 0,4-7.")]
+Heads = Annotated[str | None, typer.Option(help="Only these heads, layer.head, e.g. 0.3,4.1.")]
+ScopeOption = Annotated[Scope, typer.Option(help="What is ranked together.")]
+RemovalOption = Annotated[Removal, typer.Option(help="What takes the place of a head's output.")]
+Seed = Annotated[int, typer.Option(help="Seed of all that is random, intervals included.")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="A file that keeps what is done of a long run.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
+Out = Annotated[Path | None, typer.Option(help="A netCDF file for the result.")]
+Report = Annotated[Path | None, typer.Option(help="An HTML file for the report.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing output.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
 
@@ -99,10 +154,39 @@ def choose_texts(
     return Texts(texts, origin, streamed)
 
 
-def check_output(path: Path, force: bool) -> None:
+def load_model(
+    name: str, backend: Backend, processing: bool, device: str | None, dtype: Dtype | None
+) -> Any:
+    """The model that the options name."""
+    import torch
+
+    from tl_geometry.models import load_model as load
+
+    return load(
+        name,
+        backend=backend.value,
+        processing=processing,
+        device=None if device is None else parse_device(device),
+        dtype=None if dtype is None else getattr(torch, dtype.value),
+    )
+
+
+def check_checkpoint(path: Path | None, resume: bool) -> None:
+    """Refuse before the model is loaded what would be refused after it."""
+    if path is None:
+        if resume:
+            raise typer.BadParameter("--resume needs --checkpoint")
+        return
+    if path.exists() and not resume:
+        raise FileExistsError(f"{path} exists; pass --resume to go on from it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no directory {path.parent} for {path.name}")
+
+
+def check_output(path: Path, force: bool, option: str = "--out") -> None:
     """Refuse before the computation what would be refused after it."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, --out must name a file")
+        raise IsADirectoryError(f"{path} is a directory, {option} must name a file")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists; pass --force to replace it")
     if not path.parent.is_dir():
@@ -142,6 +226,21 @@ def parse_sink(text: str) -> str | list[int]:
 def parse_top_n(text: str) -> tuple[int, ...]:
     """Sizes: "1,2,4"."""
     return tuple(_numbers(text, "--top-n"))
+
+
+def parse_names(text: str) -> list[str]:
+    """Names: "intra,inter"."""
+    return [part.strip() for part in text.split(",")]
+
+
+def parse_shares(text: str, option: str) -> list[float]:
+    """Shares: "0.01,0.5"."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r}, expected shares such as 0.1,0.5", param_hint=option
+        ) from error
 
 
 def parse_layers(text: str) -> list[int | str]:

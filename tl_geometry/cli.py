@@ -1,4 +1,4 @@
-"""The command `tl-geometry`: thin commands over `load_model`, `analyze`, `report` and `doctor`.
+"""The command `tl-geometry`: thin commands over `load_model`, `analyze`, `report`, `doctor` and the evaluations.
 
 Exit codes: 0 good; 2 for a mistake in the usage or the input, with one line on stderr; 130 when it was
 interrupted; 1 for a bug, with its traceback. The heavy imports stand inside the commands, so that `--help` is quick.
@@ -18,22 +18,32 @@ from typer.core import TyperGroup
 from tl_geometry.arguments import (
     Backend,
     BackendOption,
-    Corpus,
+    BatchSize,
+    CorpusOption,
+    Dataset,
     Device,
-    Dtype,
     DtypeOption,
     Force,
+    Heads,
+    Layers,
     Model,
     NoProgress,
+    PrependBos,
     Processing,
+    Sink,
+    Split,
+    Text,
+    TextField,
+    Window,
     check_output,
     choose_texts,
-    parse_device,
+    load_model,
     parse_heads,
     parse_layers,
     parse_sink,
     parse_top_n,
 )
+from tl_geometry.cli_evaluation import COMMANDS
 
 __all__ = ["app", "main"]
 
@@ -43,8 +53,11 @@ _UsageError: Any = typer.BadParameter.__base__
 
 _USER_ERRORS = (ValueError, OSError, ImportError)
 _INTERRUPTED = 130
-# Its plain RuntimeErrors say that the model never computed what was to be measured, and the remedy.
-_CHECKS = "tl_geometry.analysis.ledger"
+# Where errors of these very types say what is wrong with the model, the file or the task, and the remedy.
+_CHECKS: dict[type[Exception], tuple[str, ...]] = {
+    RuntimeError: ("tl_geometry.analysis.ledger", "tl_geometry.evaluation.checkpoint"),
+    NotImplementedError: ("tl_geometry.evaluation.harness",),
+}
 
 
 class _Group(TyperGroup):
@@ -75,7 +88,7 @@ def _is_users(error: Exception) -> bool:
         # A failed import of Python's own has the name of the module; ours explain what to do.
         return not getattr(error, "name", None)
     raised_in = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
-    return type(error) is RuntimeError and raised_in[-1:] == [_CHECKS]
+    return raised_in[-1] in _CHECKS.get(type(error), ())
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
@@ -146,31 +159,22 @@ def demo(
 def analyze(
     model: Model,
     out: Annotated[Path, typer.Option(help="The netCDF file to write.")],
-    text: Annotated[Path | None, typer.Option(help="A text file, or a directory of them.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="A data set, e.g. wikitext:wikitext-103-raw-v1.")
-    ] = None,
-    corpus: Annotated[Corpus | None, typer.Option(help="A corpus of the demo.")] = None,
-    split: Annotated[str, typer.Option(help="Split of the data set.")] = "train",
-    text_field: Annotated[str, typer.Option(help="Field of a record with the text.")] = "text",
+    text: Text = None,
+    dataset: Dataset = None,
+    corpus: CorpusOption = None,
+    split: Split = "train",
+    text_field: TextField = "text",
     backend: BackendOption = Backend.auto,
     processing: Processing = True,
     device: Device = None,
     dtype: DtypeOption = None,
-    n_ctx: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 512,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows of a batch.")] = None,
+    n_ctx: Window = 512,
+    batch_size: BatchSize = None,
     max_documents: Annotated[int | None, typer.Option(min=1, help="Stop after windows.")] = None,
-    prepend_bos: Annotated[
-        bool | None,
-        typer.Option(help="Begin each window with bos; default: as the tokenizer is set."),
-    ] = None,
-    sink: Annotated[
-        str, typer.Option(help="first, auto, or positions such as 0 or 0,1.")
-    ] = "first",
-    layers: Annotated[str | None, typer.Option(help="Layers to measure, e.g. 0,4-7.")] = None,
-    heads: Annotated[
-        str | None, typer.Option(help="Heads to measure, layer.head, e.g. 0.3,4.1.")
-    ] = None,
+    prepend_bos: PrependBos = None,
+    sink: Sink = "first",
+    layers: Layers = None,
+    heads: Heads = None,
     top_n: Annotated[
         str, typer.Option(help="Numbers of selected tokens for separability.")
     ] = "1,2,4,8,16,32",
@@ -218,7 +222,7 @@ def analyze(
     from tl_geometry.analysis import analyze
     from tl_geometry.analysis.store import save
 
-    ds = analyze(_load(model, backend, processing, device, dtype), texts, **options)
+    ds = analyze(load_model(model, backend, processing, device, dtype), texts, **options)
     ds.attrs["corpus"] = [texts.record(ds.attrs["tokens"])]
     save(ds, out)
     typer.echo(f"{out}: {ds.attrs['documents']} documents, {ds.attrs['tokens']} tokens")
@@ -264,20 +268,8 @@ def doctor(
     """Show which layers can be measured, which hook edits take effect, what was processed."""
     from tl_geometry.hooks import doctor as examine
 
-    typer.echo(repr(examine(_load(model, backend, processing, device, dtype))))
+    typer.echo(repr(examine(load_model(model, backend, processing, device, dtype))))
 
 
-def _load(
-    name: str, backend: Backend, processing: bool, device: str | None, dtype: Dtype | None
-) -> Any:
-    import torch
-
-    from tl_geometry.models import load_model
-
-    return load_model(
-        name,
-        backend=backend.value,
-        processing=processing,
-        device=None if device is None else parse_device(device),
-        dtype=None if dtype is None else getattr(torch, dtype.value),
-    )
+for command in COMMANDS:
+    app.command()(command)

@@ -6,7 +6,8 @@ from typing import Any
 
 import xarray as xr
 from rich.console import Console
-from rich.table import Table
+
+from tl_geometry.terminal import plain_console, print_tables
 
 __all__ = ["measure", "print_findings"]
 
@@ -45,16 +46,8 @@ def print_findings(ds: xr.Dataset, console: Console | None = None) -> None:
     """
     from tl_geometry.views.summary import headline_tables
 
-    console = console or Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 120
-    for found in headline_tables(ds):
-        table = Table(title=found.title, title_justify="left", caption=found.note)
-        for column, numeric in zip(found.columns, found.numeric, strict=True):
-            table.add_column(column, justify="right" if numeric else "left")
-        for row in found.rows:
-            table.add_row(*row)
-        console.print(table, "")
+    console = console or plain_console()
+    print_tables(headline_tables(ds), console)
     corpora = ds.attrs.get("corpus", [])
     parts = [f"{c['name']}: {c['texts']} texts, {c['tokens']} tokens" for c in corpora]
     console.print(

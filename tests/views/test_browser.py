@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 from views_data.dataset import make_dataset
+from views_data.evaluations import (
+    make_downstream,
+    make_faithfulness,
+    make_interventions,
+    make_sensitivity,
+    make_sparsify,
+)
 
 from tl_geometry import views
 from tl_geometry.views.report import report
@@ -143,6 +150,37 @@ def test_nothing_sticks_out_sideways(browser: Any, tmp_path: Path, width: int) -
     visit.page.set_viewport_size({"width": width, "height": 800})
     visit.page.wait_for_timeout(500)
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+EVALUATIONS = [
+    make_faithfulness,
+    make_sparsify,
+    make_sensitivity,
+    make_interventions,
+    make_downstream,
+]
+
+
+@pytest.mark.parametrize("make", EVALUATIONS)
+def test_the_page_of_an_evaluation_draws_and_fits(browser: Any, tmp_path: Path, make: Any) -> None:
+    visit = Visit(browser, report(make(), tmp_path / "report.html"))
+    assert visit.page.locator(".drawing .main-svg").count() > 0
+    visit.page.set_viewport_size({"width": 360, "height": 800})
+    visit.page.wait_for_timeout(500)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+    visit.check()
+
+
+def test_an_intervention_can_be_chosen(browser: Any, tmp_path: Path) -> None:
+    ds = make_interventions()
+    visit = Visit(browser, report(ds, tmp_path / "report.html"))
+    visit.page.locator("#interventions-heads-choice").select_option(label="mean")
+    visit.page.wait_for_timeout(300)
+    traces = "document.getElementById('interventions-heads').data.filter(t => t.mode == 'markers')"
+    shown = visit.page.evaluate(f"{traces}.filter(t => t.xaxis == 'x2').flatMap(t => t.y)")
+    expected = ds["cone_alignment"].sel(intervention="mean").values.ravel()
+    assert sorted(shown) == pytest.approx(sorted(expected), abs=1e-5)
+    visit.check()
 
 
 def test_a_view_shows_itself_inside_a_notebook_page_twice(browser: Any, tmp_path: Path) -> None:

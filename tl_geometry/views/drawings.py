@@ -77,13 +77,20 @@ def drawing(
     notes: Sequence[str] = (),
     choices: Sequence[Choice] = (),
     choice_of: str = "",
+    above: int = 8,
+    least: int = 0,
 ) -> Figure:
-    """A plotly figure as a part of a page."""
+    """A plotly figure as a part of a page.
+
+    Args:
+        above: Pixels above the drawing, in place of its title.
+        least: Pixels across, below which it scrolls instead of shrinking.
+    """
     data = json.loads(str(figure.to_json()))
     layout = data["layout"]
     width, height = int(layout.pop("width")), int(layout["height"])
     del layout["title"]  # a heading of the page, not part of the drawing
-    layout["margin"]["t"] = 8
+    layout["margin"]["t"] = above
     layout["height"] = height = height + layout["margin"]["t"] - 48
     return Figure(
         id=figure_id,
@@ -93,6 +100,7 @@ def drawing(
         label=label,
         height=height,
         width=width,
+        least=least,
         reading=reading,
         source=source,
         notes=notes,

@@ -37,6 +37,7 @@ class Figure:
         label: The drawing in words, for readers who cannot see it.
         height: Reserved height in pixels.
         width: Greatest width in pixels, None for the whole column.
+        least: Least width in pixels; a page that is narrower scrolls the drawing sideways.
         reading: How to read it, one or two sentences.
         source: The paper that defines what is drawn.
         notes: Remarks about this run: missing cells, capped colours.
@@ -51,6 +52,7 @@ class Figure:
     label: str
     height: int
     width: int | None = None
+    least: int = 0
     reading: str = ""
     source: str = ""
     notes: Sequence[str] = field(default=())

@@ -6,6 +6,7 @@ from typing import Any
 
 import xarray as xr
 
+from tl_geometry.views.estimates import evaluation_of
 from tl_geometry.views.results import number
 
 _GROUPS = {
@@ -19,13 +20,42 @@ _GROUPS = {
         "prepend_bos",
         "bos_rule",
     ),
-    "Method": ("measures", "sink", "value_bias", "output", "seed"),
-    "Skipped": ("skipped_layers", "skipped_documents", "skipped_rows"),
+    "Method": (
+        "evaluation",
+        "measures",
+        "tasks",
+        "importances",
+        "modes",
+        "rankings",
+        "fractions",
+        "fraction",
+        "scope",
+        "reference",
+        "interventions",
+        "factor",
+        "mode",
+        "sink",
+        "layers",
+        "heads",
+        "value_bias",
+        "output",
+        "limit",
+        "num_fewshot",
+        "hooks",
+        "repeats",
+        "confidence",
+        "outliers",
+        "outlier_rule",
+        "auc_rule",
+        "seed",
+    ),
+    "Skipped": ("skipped_layers", "skipped_documents", "skipped_rows", "truncated_rows"),
     "Software": (
         "tl_geometry",
         "transformer_lens",
         "transformers",
         "torch",
+        "lm_eval",
         "python",
         "created",
     ),
@@ -43,14 +73,37 @@ _WORDS = {
     "n_ctx": "Longest window",
     "prepend_bos": "Beginning-of-sequence token",
     "bos_rule": "Rule for it",
+    "evaluation": "Experiment",
     "measures": "Measures",
+    "tasks": "Tasks",
+    "importances": "Importances",
+    "modes": "Modes",
+    "rankings": "Rankings of contributions",
+    "fractions": "Removed shares",
+    "fraction": "Removed share",
+    "scope": "Ranked together",
+    "reference": "Ranked by",
+    "interventions": "Interventions",
+    "factor": "Factor of “rescale”",
+    "mode": "Mode",
     "sink": "Sink",
+    "layers": "Layers",
+    "heads": "Heads",
+    "limit": "Questions of a task, at most",
+    "num_fewshot": "Solved examples in front",
+    "hooks": "Hooks given",
+    "repeats": "Random repeats",
+    "confidence": "Confidence of intervals",
+    "outliers": "Outliers",
+    "outlier_rule": "Rule for outliers",
+    "auc_rule": "Area under the curve",
     "value_bias": "Value bias",
     "output": "Output",
     "seed": "Seed",
     "skipped_layers": "Layers",
     "skipped_documents": "Documents",
     "skipped_rows": "Rows",
+    "truncated_rows": "Rows cut at the context length",
     "transformer_lens": "TransformerLens",
     "torch": "PyTorch",
     "python": "Python",
@@ -64,13 +117,18 @@ _VALUES = {
     ("value_bias", "remove"): "remove: the value bias is subtracted",
     ("output", "raw"): "raw: the heads' output before any norm that follows attention",
     ("output", "normed"): "normed: through the norm after attention, its scale frozen",
+    ("reference", "online"): "online: the masked run itself, layer by layer",
+    ("reference", "clean"): "clean: the run without a mask",
+    ("mode", "zero"): "zero: a removed head's output becomes zero",
+    ("mode", "mean"): "mean: a removed head's output becomes its running mean",
 }
 
 
 def headline_facts(ds: xr.Dataset) -> list[str]:
     """One line of facts for the top of a page."""
-    size = f"{ds.sizes['layer']} layers × {ds.sizes['head']} heads"
-    facts = [size]
+    facts = []
+    if "layer" in ds.sizes and "head" in ds.sizes:
+        facts.append(f"{ds.sizes['layer']} layers × {ds.sizes['head']} heads")
     for name, noun in (("documents", "documents"), ("tokens", "tokens")):
         if isinstance(ds.attrs.get(name), int):
             facts.append(f"{number(ds.attrs[name], 0)} {noun}")
@@ -92,6 +150,9 @@ def groups(ds: xr.Dataset) -> list[tuple[str, list[tuple[str, Any]]]]:
     """Every attribute once: (group, [(name in words, value)]); values may be nested."""
     attrs = {str(name): value for name, value in ds.attrs.items()}
     attrs.pop("warnings", None)
+    if evaluation_of(ds):
+        settings = attrs.pop("settings").items()
+        attrs |= {str(name): value for name, value in settings if value is not None}
     result = []
     for group, names in _GROUPS.items():
         rows = [(_WORDS.get(n, n), _value(n, attrs.pop(n))) for n in names if n in attrs]

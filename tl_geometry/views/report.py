@@ -9,11 +9,18 @@ from typing import Any
 import xarray as xr
 
 from tl_geometry.views import attention, averages, provenance, results
+from tl_geometry.views.estimates import evaluation_of
 from tl_geometry.views.maps import MAPS
 from tl_geometry.views.page import render, write_atomic
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.sentences import summary_sentences
 from tl_geometry.views.summary import headline_tables
+
+_MEANS = (
+    "Means are over documents (windows of text); “±” is the standard error over documents. A blank "
+    "cell or a dash means that there is no value, never zero."
+)
+_INTERVALS = "A blank cell or a dash means that there is no value, never zero."
 
 # id, title, introduction, maps, table
 _PLAN = (
@@ -43,7 +50,7 @@ _PLAN = (
 
 
 def report(ds: xr.Dataset, path: str | Path, title: str | None = None) -> Path:
-    """Write the report of a run as one self-contained HTML file; return its path.
+    """Write the report of a run or of an evaluation as one self-contained HTML file; return its path.
 
     What the run did not measure is left out and listed at the end. The file is written completely
     or not at all, and replaces an older one.
@@ -52,13 +59,14 @@ def report(ds: xr.Dataset, path: str | Path, title: str | None = None) -> Path:
         >>> report(load("run.nc"), "report.html")  # doctest: +SKIP
 
     Args:
-        ds: A result of `analyze` or `load`.
+        ds: A result of `analyze`, of one of the evaluations (`faithfulness`, `sparsify`,
+            `head_sensitivity`, `sink_interventions`, `downstream`), or of `load`.
         path: The file to write; missing directories are made.
         title: Heading; by default it names the model.
 
     Raises:
         TypeError: when `ds` is no Dataset.
-        ValueError: when `ds` has no layers or no heads.
+        ValueError: when `ds` has no layers or no heads and is no evaluation.
         IsADirectoryError: when `path` is a directory.
     """
     return write_atomic(path, report_html(ds, title))
@@ -66,16 +74,17 @@ def report(ds: xr.Dataset, path: str | Path, title: str | None = None) -> Path:
 
 def report_html(ds: xr.Dataset, title: str | None = None) -> str:
     """The report as a string; see `report`."""
+    if evaluation_of(ds):
+        return _evaluation_html(ds, title)
     results.check_result(ds)
     sections = _sections(ds)
     choices = attention.chosen_heads(ds) if attention.has_examples(ds) else []
     example = attention.example_figure(ds, choices) if choices else None
     figures = [figure for section in sections for figure in section.figures]
-    model = ds.attrs.get("model_name") or "an unnamed model"
     return render(
         "report.html.j2",
         [*figures, example] if example else figures,
-        title=title or f"Geometry of attention in {model}",
+        title=title or f"Geometry of attention in {_model(ds)}",
         facts=provenance.headline_facts(ds),
         warnings=provenance.warnings(ds),
         sentences=summary_sentences(ds),
@@ -83,9 +92,35 @@ def report_html(ds: xr.Dataset, title: str | None = None) -> str:
         example=example,
         example_tokens=attention.example_matrices(ds)[0] if example else [],
         choices=choices,
+        conventions=_MEANS,
         provenance=provenance.groups(ds),
         missing=_missing(ds, example is not None),
     )
+
+
+def _evaluation_html(ds: xr.Dataset, title: str | None) -> str:
+    from tl_geometry.views import evaluations
+
+    sections = evaluations.evaluation_sections(ds)
+    return render(
+        "report.html.j2",
+        [figure for section in sections for figure in section.figures],
+        title=title or f"{evaluations.evaluation_title(ds)}: {_model(ds)}",
+        facts=provenance.headline_facts(ds),
+        warnings=provenance.warnings(ds),
+        sentences=evaluations.evaluation_sentences(ds),
+        sections=sections,
+        example=None,
+        example_tokens=[],
+        choices=[],
+        conventions=_INTERVALS,
+        provenance=provenance.groups(ds),
+        missing=[],
+    )
+
+
+def _model(ds: xr.Dataset) -> str:
+    return str(ds.attrs.get("model_name") or "an unnamed model")
 
 
 def _sections(ds: xr.Dataset) -> list[Section]:

@@ -19,7 +19,7 @@ class Table:
     """A small table of finished strings.
 
     Args:
-        key: "regimes", "sinks" or "contributions".
+        key: Which table it is, "regimes" or "sinks".
         title: What the table lists.
         columns: Headings.
         rows: Cells, as many a row as there are columns.

@@ -1,18 +1,25 @@
-"""Lines with their intervals, and the axes of N and F, for the figures of separability."""
+"""Lines with their intervals, panels side by side, and the axes of N and F."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.subplots import make_subplots
 
 from tl_geometry.views import averages, style
 from tl_geometry.views.averages import Quantity
+from tl_geometry.views.estimates import Estimates
 from tl_geometry.views.page import rounded
+
+Means: TypeAlias = Quantity | Estimates
+
+PANEL_TITLES = 34
+"""Pixels that the titles of panels take above them."""
 
 _ALONE = "N = 1: not compared"
 
@@ -46,13 +53,18 @@ def along_n(ds: xr.Dataset, series: Series, mean: Quantity, more: str = "") -> l
 
 
 def line(
-    series: Series, x: Sequence[int | float], mean: Quantity, labels: Sequence[str], more: str = ""
+    series: Series,
+    x: Sequence[int | float],
+    mean: Means,
+    labels: Sequence[str],
+    more: str = "",
+    digits: int = 4,
 ) -> go.Scatter:
     """Marks joined by a line; labels are for the hover, `more` goes into the legend."""
     texts = [f"{style.text(labels[k])}<br>{series.name}: {mean.text(k)}" for k in range(len(x))]
     return go.Scatter(
         x=list(x),
-        y=rounded(mean.value),
+        y=rounded(mean.value, digits),
         mode="lines+markers",
         name=series.name + more,
         line={"color": series.colour, "dash": series.dash, "width": 2},
@@ -62,7 +74,7 @@ def line(
     )
 
 
-def band(series: Series, x: Sequence[int | float], mean: Quantity) -> go.Scatter:
+def band(series: Series, x: Sequence[int | float], mean: Means, digits: int = 4) -> go.Scatter:
     """The intervals as areas, one for each stretch without a gap."""
     known = np.flatnonzero(np.isfinite(mean.low))
     stretches = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if known.size else []
@@ -71,7 +83,7 @@ def band(series: Series, x: Sequence[int | float], mean: Quantity) -> go.Scatter
     for stretch in stretches:
         there, back = stretch.tolist(), stretch.tolist()[::-1]
         xs += [*(x[k] for k in there), *(x[k] for k in back), None]
-        ys += [*rounded(mean.low[there]), *rounded(mean.high[back]), None]
+        ys += [*rounded(mean.low[there], digits), *rounded(mean.high[back], digits), None]
     red, green, blue = (int(series.colour[k : k + 2], 16) for k in (1, 3, 5))
     return go.Scatter(
         x=xs[:-1],
@@ -103,6 +115,41 @@ def against_n(ds: xr.Dataset, *, alone_at: Literal["top", "bottom"]) -> dict[str
         small = {"size": 11, "color": "#59616b"}
         found["annotations"] = [note | place | {"yref": "paper", "showarrow": False, "font": small}]
     return found
+
+
+def panels(
+    titles: Sequence[str],
+    *,
+    rows: int = 1,
+    title: str,
+    width: int,
+    height: int,
+    shared: bool = True,
+) -> go.Figure:
+    """Empty panels in a row, or in several under one another, with the titles above the columns.
+
+    Args:
+        titles: Of the columns.
+        rows: How many panels stand under one another.
+        title: Of the figure.
+        width: Of the figure in pixels.
+        height: Of the figure in pixels.
+        shared: Whether the panels of a row have one vertical axis.
+    """
+    figure = make_subplots(
+        rows=rows,
+        cols=len(titles),
+        column_titles=[style.text(name) for name in titles],
+        shared_yaxes=shared,
+        horizontal_spacing=0.025 if shared else 0.1,
+        vertical_spacing=0.07,
+    )
+    figure.update_annotations(font={"size": 13})
+    figure.update_layout(style.layout(title, width=width, height=height))
+    figure.update_layout(margin={"t": 48 + PANEL_TITLES})
+    figure.update_xaxes(graded(""))
+    figure.update_yaxes(graded(""))
+    return figure
 
 
 def graded(title: str, ticks: Sequence[int | float] = ()) -> dict[str, Any]:
