@@ -27,7 +27,7 @@ else
 VENV := .venv-$(TL)
 EXTRAS := test
 # The tests that touch models; the rest does not depend on TransformerLens.
-TESTS = $(wildcard $(addprefix tests/,data models hooks measures analysis views))
+TESTS = $(wildcard $(addprefix tests/,data models hooks measures ablations analysis evaluation views))
 endif
 
 BIN := $(VENV)/bin

@@ -29,7 +29,7 @@ from tl_geometry.models.train_toy import EVALUATION_ROWS, EVALUATION_SEED, train
 
 SHIPPED = Path(tlg.models.__file__).parent / WEIGHTS
 OUT = Path(__file__).parents[1] / "docs" / "toy.json"
-VARIANTS = ({"layers": 1, "seed": 1}, {"layers": 3, "seed": 0})
+VARIANTS = {"1 layer, seed 1": {"seed": 1}, "3 layers, seed 0": {"layers": 3}}
 
 
 def by_query(values: Tensor, trigger: Tensor) -> dict[str, float]:
@@ -89,8 +89,7 @@ def toys(files: list[Path]) -> Iterator[tuple[str, Any]]:
     if files:
         yield from ((file.stem, toy_from_weights(file)) for file in files)
         return
-    for variant in VARIANTS:
-        name = f"{variant['layers']} layer(s), seed {variant['seed']}"
+    for name, variant in VARIANTS.items():
         print(f"training {name}")
         yield name, train_toy(**variant)
 

@@ -18,7 +18,7 @@ from tl_geometry.cli import app
 from tl_geometry.evaluating import _FUNCTIONS
 
 RESULTS = {
-    "faithfulness": make_faithfulness,
+    "faithfulness": lambda: make_faithfulness(modes=("inter",), fractions=(0.1, 0.5)),
     "sparsify": make_sparsify,
     "sensitivity": make_sensitivity,
     "sinks": make_interventions,

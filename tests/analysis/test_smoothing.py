@@ -38,6 +38,8 @@ def stream(model, *inputs, first=(), **arguments):
         names = {"in": "hook_resid_pre", "out": "hook_resid_post"}
         names |= {"attended": "ln1.hook_out"} if bridged else {}
         for kind, name in names.items():
+            if f"blocks.{block}.{name}" not in model.hook_dict:
+                continue  # OLMo 2 has no norm in front of the attention
             key = (block, kind)
             hooks.append((f"blocks.{block}.{name}", lambda x, hook, key=key: keep(x, hook, key)))
     with torch.no_grad():
