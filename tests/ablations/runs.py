@@ -87,6 +87,12 @@ def _native() -> Any:
 
 
 @functools.cache
+def sites_of(case: tuple[str, str]) -> list[Any]:
+    """Its attention layers."""
+    return attention_sites(model_of(case))
+
+
+@functools.cache
 def reports_of(case: tuple[str, str]) -> dict[int | str, Any]:
     """The doctor's reports by layer."""
     return {report.layer: report for report in doctor(model_of(case), edits=False).layers}
@@ -184,7 +190,7 @@ def look(
         held[key] = tensor.detach().clone()
 
     before, after = {}, {}
-    sites = attention_sites(model)
+    sites = sites_of(case) if model is model_of(case) else attention_sites(model)
     for site in sites:
         for kind, name in (("pattern", site.pattern_hook), ("v", site.v_hook)):
             before[name] = functools.partial(keep, key=(site.layer, kind))

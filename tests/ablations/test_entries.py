@@ -130,7 +130,7 @@ def test_only_named_heads_are_ranked(case):
     is_removed(layer, ranked(layer, 0.3, heads=(1, 2), kind="attention", **options))
 
 
-@pytest.mark.parametrize("case", [*CASES, *OTHERS])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_share_changes_nothing(case, scope):
     hooks = mask_entries(model_of(case), importance="contribution", fraction=0, scope=scope)

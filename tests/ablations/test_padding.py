@@ -32,10 +32,9 @@ def padded(side):
 
 
 CASES = [
-    *[(case, side) for case in hooked("llama") for side in PLACES],
-    *[(case, "left") for case in (*hooked("window"), *bridged("gpt_oss"))],
+    *[(case, side) for case in hooked("llama") for side in ("left", "inside")],
+    *[(case, "left") for case in (*hooked("window"), *bridged("gpt_oss", "opt"))],
     *[(case, "right") for case in bridged("llama")],
-    *[(case, side) for case in bridged("opt") for side in ("left", "inside")],
     *[(case, "inside") for case in bridged("bert")],
 ]
 CASES = [

@@ -163,6 +163,18 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch):
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.json", "run.json.lock"]
 
 
+def test_a_file_in_place_is_never_written_into(path, monkeypatch):
+    """Another name of the same file keeps what it had: the new content is a new file."""
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_WRITES", 0.0)
+    written(path)
+    before = path.read_bytes()
+    os.link(path, path.parent / "kept")
+    with Checkpoint(path, SETTINGS, resume=True) as done:
+        done["1/full"] = [1.0]
+        done["2/full"] = [2.0]
+    assert (path.parent / "kept").read_bytes() == before != path.read_bytes()
+
+
 def test_left_overs_of_a_killed_write_are_cleared_away(path):
     written(path)
     for name in (".run.json.abc.tmp", ".other.json.abc.tmp"):

@@ -7,6 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from evaluation_data.reference import corpus, document_loss, left_over_hooks
 from literal.contributions import importance as literal_importance
 from literal.selection import select_entries as literal_selection
@@ -213,6 +214,27 @@ def test_the_table_is_the_arithmetic_of_its_losses(tiny_model):
     assert not np.allclose(signed, ds.nll.sel(importance="contribution", ranking="absolute"))
     assert ds.attrs["settings"]["scope"] == "query"
     assert ds.attrs["settings"]["modes"] == ["intra", "inter"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "mode", "alike"),
+    [
+        ("query", "inter", True),
+        ("row", "intra", True),
+        ("query", "intra", False),
+        ("head", "inter", False),
+    ],
+)
+def test_runs_are_shared_only_where_importances_rank_alike(tiny_model, scope, mode, alike):
+    ids = corpus((12,))[2][0][None]
+    names = ["value_weighted", "value_weighted_normalized"]
+    options = {"modes": [mode], "fractions": (0.3,), "scope": scope, **FEW}
+    both = faithfulness(tiny_model, ids, names, **options)
+    alone = [faithfulness(tiny_model, ids, [name], **options) for name in names]
+    for name, ds in zip(names, alone, strict=True):
+        xr.testing.assert_allclose(both.nll.sel(importance=name), ds.nll.sel(importance=name))
+    plain, normalized = (both.nll.sel(importance=name, drop=True) for name in names)
+    assert np.array_equal(plain, normalized) == alike
 
 
 def test_padding_batching_and_repeats_of_random(tiny_model):

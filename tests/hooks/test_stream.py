@@ -72,6 +72,18 @@ def test_bridges(arch):
 
 
 @pytest.mark.hooked
+def test_a_norm_called_ln1_that_follows_the_attention():
+    """HookedTransformer's OLMo 2: the attention reads the bare stream."""
+    pytest.importorskip(
+        "transformer_lens.utilities.architectures", reason="TransformerLens 2 knows no OLMo 2"
+    )
+    model = build_hooked("llama", original_architecture="Olmo2ForCausalLM")
+    assert attention_sites(model)[1].post_norm is model.blocks[1].ln1
+    assert stream_points(model, attention_sites(model)[1]).norm is None
+    assert_chain(model, tokens(2, 7))
+
+
+@pytest.mark.hooked
 def test_folded_norms_fire_no_hook_of_their_own():
     model = build_hooked("gpt2")
     model.process_weights_()
@@ -170,5 +182,5 @@ def test_a_model_without_a_stream_is_refused(tiny_model):
         hook_dict: ClassVar = {}
 
     site = attention_sites(tiny_model)[1]
-    with pytest.raises(ValueError, match=r"layer 1.*blocks\.1\.hook_resid_pre"):
+    with pytest.raises(ValueError, match=r"layer 1: .* no hooks of the residual stream around blocks\.1"):
         stream_points(Bare(), site)

@@ -133,9 +133,9 @@ def edit_hooks(
     Raises:
         TypeError, ValueError: a mask that is none.
     """
-    tokens = _Tokens(
-        attention_sites(model), attention_mask, decoder_attention_mask, PadToken.of(model)
-    )
+    # Only a decoder's mask has to know which stacks of blocks there are.
+    sites = [] if decoder_attention_mask is None else attention_sites(model)
+    tokens = _Tokens(sites, attention_mask, decoder_attention_mask, PadToken.of(model))
     functions: dict[str, HookFunction] = {}
     for target, edit in edits:
         functions |= LayerInForward(ablation, target, edit, tokens).functions()

@@ -131,8 +131,9 @@ def token_hooks(
         if change.check is not None:
             change.check(target)
         shared = per == "query_head" and not target.whole_groups
-        values_first = not (weights_first and target.can("pattern"))
-        through_v = change.by_values(target) and values_first and not (chosen.by_head or shared)
+        # Where rows sum to less than one anyway, a missing column would look like padding to a probe.
+        by_weights = weights_first and target.can("pattern") and target.report.rows_sum_to_one
+        through_v = change.by_values(target) and not (by_weights or chosen.by_head or shared)
         if through_v and change.v is not None:
             target.require(ablation, "v")
             edits.append((target, Edit(v=partial(_edit_values, change.v, chosen))))

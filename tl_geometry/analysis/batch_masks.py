@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -50,10 +51,21 @@ class BatchMasks(RealTokens):
         pads = masked_padding(pattern, causal=report.causal, sums_to_one=report.rows_sum_to_one)
         if self._trailing is not None and self._trailing.shape == pads.shape:
             pads = pads | self._trailing.to(pads.device)
-        if report.causal and report.rows_sum_to_one:
-            self.unexplained = unexplained_keys(pattern, pads).sum()
+        if report.rows_sum_to_one:
+            self.unexplained = self._doubtful(pattern, pads, causal=report.causal).sum()
         self._seen[stack] = ~pads
         self._available.clear()
+
+    def _doubtful(
+        self, pattern: Float[Tensor, "batch head query key"], pads: Tensor, *, causal: bool
+    ) -> Bool[Tensor, "batch key"]:
+        """Positions without attention that are not known to be padding, where there is a way to know."""
+        if causal:
+            return unexplained_keys(pattern, pads)
+        known = self._pads
+        if known is None or known.shape != pads.shape:  # no tokens to compare with
+            return torch.zeros_like(pads)
+        return pads & ~known.to(pads.device)
 
     def found(self, stack: str) -> Bool[Tensor, "batch pos"] | None:
         """The real tokens as the first pattern of the stack showed them."""

@@ -80,11 +80,9 @@ class Switches(Accumulator):
     def measure(self, geometry: AttentionGeometry) -> Measured:
         """One number per document and head for each variable."""
         rates = switches(geometry, self.fractions)
-        chosen, real = geometry.spread_rows(min(self.queries, geometry.n_queries))
+        chosen, _ = geometry.spread_rows(min(self.queries, geometry.n_queries))
         rests = row_rests(geometry, chosen)
-        rows, later = (
-            rests.of(x) & real[:, None] for x in (own_rows(geometry), geometry.sink_rows)
-        )
+        rows, later = (rests.of(x) for x in (own_rows(geometry), geometry.sink_rows))
         mixed, unsunk = mixing_ratios(geometry, rests)
         smallest, mean = log_leads(geometry, rests)
         per_row = {

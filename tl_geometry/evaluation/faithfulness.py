@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.ablations.entries import EntryMasker, EntryScores
 from tl_geometry.ablations.targets import Heads, Layers
 from tl_geometry.data import Batch
 from tl_geometry.evaluation.documents import read_documents
+from tl_geometry.evaluation.faithfulness_plan import Run, gathered, plan_runs
 from tl_geometry.evaluation.faithfulness_table import Scored, tabulate
 from tl_geometry.evaluation.prefix import forward_logits
 from tl_geometry.evaluation.runs import Variant, run_variants
@@ -35,8 +34,6 @@ Importances: TypeAlias = Sequence[str] | Mapping[str, EntryScores]
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
 """Shares of removed entries, those of DeYoung et al., arXiv 1911.03429."""
-
-_BY_OUTPUT = ("value_weighted_normalized", "contribution")
 
 
 def faithfulness(
@@ -124,7 +121,7 @@ def faithfulness(
         max_documents=max_documents,
     )
     masks = _Masks(model, reference, scope=scope, layers=layers, heads=heads, sink=sink)
-    plan = _plan(scorers, modes, rankings, repeats)
+    plan = plan_runs(scorers, modes, rankings, repeats, scope)
     variants = [Variant("full")]
     for run in {run for runs in plan.values() for run in runs}:
         for direction in ("comprehensiveness", "sufficiency"):
@@ -156,7 +153,7 @@ def faithfulness(
         progress=progress,
     )
     nll = {
-        direction: _gathered(scores.of, plan, direction, shares, len(scores.targets))
+        direction: gathered(scores.of, plan, direction, shares, len(scores.targets))
         for direction in ("comprehensiveness", "sufficiency")
     }
     coords: dict[str, Sequence[Any]] = {
@@ -172,52 +169,6 @@ def faithfulness(
     return ds
 
 
-class _Run(tuple[str, str, str, int]):
-    """One ranking: importance, mode and ranking as far as they matter, number of the random repeat."""
-
-    @property
-    def importance(self) -> str:
-        return self[0]
-
-    def name(self, direction: str, share: float) -> str:
-        """What the checkpoint calls it."""
-        return " ".join((*map(str, self), direction, repr(share)))
-
-
-def _plan(
-    scorers: Mapping[str, EntryScores],
-    modes: Sequence[str],
-    rankings: Sequence[str],
-    repeats: int,
-) -> dict[tuple[int, int, int], list[_Run]]:
-    """The runs whose mean each cell of the table shows; cells that rank alike share theirs."""
-    plan = {}
-    for i, importance in enumerate(scorers):
-        for m, mode in enumerate(modes):
-            for r, ranking in enumerate(rankings):
-                refers = mode if importance in _BY_OUTPUT else "-"
-                signed = ranking if importance == "contribution" else "-"
-                times = repeats if importance == "random" else 1
-                plan[i, m, r] = [_Run((importance, refers, signed, k)) for k in range(times)]
-    return plan
-
-
-def _gathered(
-    of: Callable[[str], NDArray[np.float64]],
-    plan: Mapping[tuple[int, int, int], Sequence[_Run]],
-    direction: str,
-    shares: Sequence[float],
-    n_documents: int,
-) -> NDArray[np.float64]:
-    sizes = tuple(1 + max(place[axis] for place in plan) for axis in range(3))
-    nll = np.empty((*sizes, len(shares), n_documents))
-    for place, runs in plan.items():
-        for f, share in enumerate(shares):
-            i, m, r = place
-            nll[i, m, r, f] = np.mean([of(run.name(direction, share)) for run in runs], axis=0)
-    return nll
-
-
 class _Masks:
     """Makes the masking hooks of every run, with what they share."""
 
@@ -230,7 +181,7 @@ class _Masks:
         self._cache: tuple[Any, dict[str, Tensor]] | None = None
 
     def hooks(
-        self, scorer: EntryScores, run: _Run, direction: str, share: float, seed: int
+        self, scorer: EntryScores, run: Run, direction: str, share: float, seed: int
     ) -> Callable[[Batch], list[FwdHook]]:
         """The hooks of one run, for any batch."""
         _, mode, ranking, repeat = run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -29,8 +30,10 @@ def hook_entries(model: Any, functions: Mapping[str, HookFunction]) -> list[FwdH
     if points is model.hook_dict:
         return list(functions.items())
     by_point = {points[name].name: function for name, function in functions.items()}
+    return [(by_point.__contains__, partial(_dispatch, by_point))]
 
-    def dispatch(tensor: Tensor, hook: Any) -> Tensor | None:
-        return by_point[hook.name](tensor, hook)
 
-    return [(by_point.__contains__, dispatch)]
+def _dispatch(
+    by_point: Mapping[str | None, HookFunction], tensor: Tensor, hook: Any
+) -> Tensor | None:
+    return by_point[hook.name](tensor, hook)

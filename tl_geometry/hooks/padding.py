@@ -120,15 +120,17 @@ class PadToken:
         run = is_pad.long().cumprod(-1).bool()
         return run.roll(-1, -1) & run if self.is_bos else run
 
-    def _is_pad(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
+    def everywhere(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
+        """All pad tokens, from what the hook shows; None if that is unclear."""
         if self._embedding is None:
             if seen.is_floating_point() or seen.ndim != 2:
                 return None
-            is_pad = seen == self.id
-        else:
-            if seen.ndim != 3 or seen.shape[-1] != self._embedding.shape[-1]:
-                return None
-            is_pad = (seen.detach() == self._embedding.to(seen)).all(-1)
-        if len(is_pad) == 1:  # one row needs no padding: what looks like it was meant
+            return seen == self.id
+        if seen.ndim != 3 or seen.shape[-1] != self._embedding.shape[-1]:
             return None
-        return is_pad
+        return (seen.detach() == self._embedding.to(seen)).all(-1)
+
+    def _is_pad(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
+        is_pad = self.everywhere(seen)
+        # One row needs no padding: what looks like it was meant.
+        return None if is_pad is None or len(is_pad) == 1 else is_pad

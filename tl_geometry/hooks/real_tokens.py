@@ -47,6 +47,7 @@ class RealTokens:
                 self._given[name] = checked_mask(name, mask)
         self._pad = pad if attention_mask is None else None
         self._trailing: Tensor | None = None
+        self._pads: Tensor | None = None
 
     @property
     def hook(self) -> str | None:
@@ -54,8 +55,9 @@ class RealTokens:
         return None if self._pad is None else self._pad.hook
 
     def look(self, seen: Tensor, hook: Any = None) -> None:  # noqa: ARG002
-        """Find the pads at the end of the rows (a forward hook)."""
-        self._trailing = None if self._pad is None else self._pad.trailing(seen)
+        """Find the pads, and those at the end of the rows (a forward hook)."""
+        if self._pad is not None:
+            self._trailing, self._pads = self._pad.trailing(seen), self._pad.everywhere(seen)
 
     def given(self, stack: str) -> Bool[Tensor, "batch pos"] | None:
         """The mask that the caller gave for a stack of blocks."""

@@ -9,9 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tl_geometry.hooks.norms import apply_norm
-from tl_geometry.hooks.sites import AttentionSite
+from tl_geometry.hooks.sites import AttentionSite, attention_sites
 
-__all__ = ["StreamPoints", "stream_points"]
+__all__ = ["StreamPoints", "has_stream", "stream_points"]
+
+
+_NORMED = "hook_normalized_resid_post"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +56,34 @@ def stream_points(model: Any, site: AttentionSite) -> StreamPoints:
 
     Raises: ValueError if the block has no hooks of its residual stream.
     """
-    points = model.hook_dict
-    parent = site.name.rpartition(".")[0]
-    before = f"{parent}.hook_resid_pre"
-    # A block that norms the sum hands on what comes after the norm.
-    after = [f"{parent}.hook_normalized_resid_post", f"{parent}.hook_resid_post"]
-    present = [name for name in after if name in points]
-    if before not in points or not present:
+    before, after = _around(model, site)
+    if not (before and after):
         raise ValueError(
-            f"layer {site.layer}: the model has no {before} and {after[-1]}, so that its residual stream "
+            f"layer {site.layer}: the model has no hooks of the residual stream around {site.name}, so that it "
             "can't be read; leave the measures of the stream out"
         )
     attended = f"{site.name}.hook_in"
-    if attended in points:  # a TransformerBridge
-        return StreamPoints(before, present[0], attended, None)
+    if attended in model.hook_dict:  # a TransformerBridge
+        return StreamPoints(before, after, attended, None)
     norm = dict(site.block.named_children()).get("ln1")
-    follows = present[0] == after[0] or norm is site.post_norm
+    follows = after.endswith(_NORMED) or norm is site.post_norm
     bare = follows or norm is None or isinstance(norm, nn.Identity)
-    return StreamPoints(before, present[0], None, None if bare else norm)
+    return StreamPoints(before, after, None, None if bare else norm)
+
+
+def has_stream(model: Any) -> bool:
+    """Whether the residual stream can be read around every attention layer."""
+    return all(all(_around(model, site)) for site in attention_sites(model))
+
+
+def _around(model: Any, site: AttentionSite) -> tuple[str, str]:
+    """Hooks of the stream before and after a site's block, blank where there are none."""
+    parent = site.name.rpartition(".")[0]
+    # A block that norms the sum hands on what comes after the norm.
+    pair = (("hook_resid_pre",), (_NORMED, "hook_resid_post"))
+    found = [
+        [f"{parent}.{name}" for name in names if f"{parent}.{name}" in model.hook_dict]
+        for names in pair
+    ]
+    before, after = (names[0] if names else "" for names in found)
+    return before, after

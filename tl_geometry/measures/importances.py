@@ -15,6 +15,7 @@ from torch import Tensor
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.scaling import scale
+from tl_geometry.measures.selection import Scope
 
 __all__ = [
     "IMPORTANCES",
@@ -22,6 +23,7 @@ __all__ = [
     "document_noise",
     "layer_importance",
     "random_importance",
+    "share_output",
     "value_weighted",
 ]
 
@@ -49,6 +51,14 @@ def layer_importance(
     one_of("mode", mode, ("intra", "inter"))
     weighted = geometry.pattern if kind == "attention" else value_weighted(geometry)
     return weighted.masked_fill(~geometry.rows.unsqueeze(-1), torch.nan)
+
+
+def share_output(scope: Scope, mode: Mode) -> bool:
+    """Whether all entries that are ranked together belong to one output o.
+
+    Then ``value_weighted`` and ``value_weighted_normalized`` rank them alike.
+    """
+    return scope == "row" or (scope == "query" and mode == "inter")
 
 
 def value_weighted(geometry: AttentionGeometry) -> Float[Tensor, "batch head query key"]:

@@ -67,7 +67,9 @@ def log_leads(
     geometry: AttentionGeometry, rests: RowRests
 ) -> tuple[Float[Tensor, "batch head row"], Float[Tensor, "batch head row"]]:
     """:func:`sink_logit_margin` of the pattern's logarithm, for some rows."""
-    best = rests.of(geometry.sink_columns(geometry.pattern).amax(-1))
+    columns = geometry.sink_columns(geometry.pattern)
+    none = torch.zeros_like(geometry.sink_attention)
+    best = rests.of(columns.amax(-1) if columns.shape[-1] else none)
     defined = rests.of(geometry.rows) & (best > 0) & (rests.count > 0)
     lead, rival = (torch.where(defined, x, 1).log() for x in (best, rests.largest))
     mean = rests.logarithms / torch.where(defined, rests.count, torch.nan)

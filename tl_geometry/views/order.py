@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from tl_geometry.measures.importances import share_output
 from tl_geometry.views.estimates import (
     ALIKE,
     REVERSED,
@@ -136,9 +138,9 @@ def statuses(ds: xr.Dataset, step: Step, direction: str) -> list[str]:
 
 def _alike(ds: xr.Dataset, step: Step) -> bool:
     """Whether both rank alike because the length of the output is the same for what is ranked together."""
-    scope = ds.attrs.get("settings", {}).get("scope")
-    shared = scope == "row" or (scope == "query" and step.upper.mode == "inter")
-    return shared and (step.lower, step.upper.importance) == PAPER[1:3]
+    scope: Any = ds.attrs.get("settings", {}).get("scope")
+    mode: Any = step.upper.mode
+    return share_output(scope, mode) and (step.lower, step.upper.importance) == PAPER[1:3]
 
 
 def chain(ds: xr.Dataset, mode: str, sign: str) -> list[Step]:
