@@ -12,11 +12,18 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_geometry.analysis.accumulator import Accumulator
-from tl_geometry.analysis.defaults import default_measures
+from tl_geometry.analysis.defaults import (
+    QUERIES,
+    MeasureName,
+    Options,
+    checked_measures,
+    default_measures,
+)
 from tl_geometry.analysis.probe import Probe
 from tl_geometry.analysis.prompt import PromptMode, prompt_matrices, prompt_tokens
 from tl_geometry.data import Batch, token_batches
 from tl_geometry.hooks.arguments import mask_argument
+from tl_geometry.hooks.stream import has_stream
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.separability import TOP_N
@@ -24,13 +31,12 @@ from tl_geometry.measures.separability import TOP_N
 __all__ = ["analyze"]
 
 EXAMPLE_TOKENS = 64
-QUERIES = 64
 
 
 def analyze(
     model: Any,
     data: Any,
-    measures: Sequence[Accumulator] | None = None,
+    measures: Sequence[Accumulator | MeasureName] | Accumulator | MeasureName | None = None,
     n_ctx: int = 512,
     batch_size: int | None = None,
     prepend_bos: bool | None = None,
@@ -58,15 +64,18 @@ def analyze(
         model: a HookedTransformer or TransformerBridge.
         data: a text, texts, token ids (``pos`` or ``batch pos``), or an iterable of texts, token
             ids, ``(tokens, mask)`` pairs or dicts with ``input_ids`` and ``attention_mask``.
-        measures: accumulators; by default contributions, regimes, sinks and separability.
+        measures: accumulators, or names of them: ``"contributions"``, ``"regimes"``, ``"sinks"``,
+            ``"separability"``, ``"switches"`` and ``"smoothing"``, which are the default, and
+            ``"halfspace"`` (smoothing with the half-space conditions, about a second per layer and
+            document).
         n_ctx: tokens per window. Each window of a text is one document of the statistics.
         batch_size: windows per forward; by default about a thousand tokens.
         prepend_bos: whether a bos token opens every window of text; by default what the model's
             tokenizer setting says. The result records the decision.
         sink: which keys are sinks (:func:`tl_geometry.measures.masks.resolve_sinks`).
         max_documents: stop after so many windows.
-        queries: evenly spaced queries per document that separability is scored on.
-        top_n: sizes N of the selected set for separability.
+        queries: evenly spaced queries per document that separability is scored on, where it is named.
+        top_n: sizes N of the selected set for separability, where it is named.
         on_unsupported: ``"raise"`` on a layer that can't be measured, or ``"skip"`` it and record
             why.
         layers: labels of the layers to measure.
@@ -76,8 +85,8 @@ def analyze(
             attention.
         keep_examples: keep attention and contribution matrices of the first tokens (64 at most) of
             so many documents.
-        seed: of everything random in the default measures; recorded. Measures of your own have
-            their own, recorded with their settings.
+        seed: of everything random in measures that are named; recorded. Accumulators have their
+            own, recorded with their settings.
         progress: show a progress bar.
 
     Returns:
@@ -88,10 +97,10 @@ def analyze(
         ValueError: data without a document, an unsupported layer, or activations that can't be
             trusted; the message says what was found and what to do.
     """
-    if measures is not None and (queries != QUERIES or tuple(top_n) != TOP_N):
-        raise ValueError(
-            "queries and top_n set the default measures; with measures= give them to Separability"
-        )
+    if isinstance(measures, (Accumulator, str)):
+        measures = [measures]
+    given = None if measures is None else list(measures)
+    chosen, notes = _measures(model, given, Options(top_n, queries, seed))
     if keep_examples < 0:
         raise ValueError(f"keep_examples must be at least 0, got {keep_examples}")
     stream = token_batches(
@@ -104,7 +113,7 @@ def analyze(
     )
     probe = Probe(
         model,
-        default_measures(top_n=top_n, queries=queries, seed=seed) if measures is None else measures,
+        chosen,
         sink=sink,
         layers=layers,
         heads=heads,
@@ -139,11 +148,27 @@ def analyze(
         "n_ctx": stream.n_ctx,
         "prepend_bos": stream.bos.prepend,
         "bos_rule": stream.bos.rule,
-        "seed": seed if measures is None else None,
+        "seed": seed if given is None or any(isinstance(m, str) for m in given) else None,
         "skipped_documents": dict(stream.skipped),
-        "warnings": [*ds.attrs["warnings"], *stream.warnings],
+        "warnings": [*ds.attrs["warnings"], *notes, *stream.warnings],
     }
     return _with_examples(ds, model, probe, list(examples.values())) if examples else ds
+
+
+def _measures(
+    model: Any, given: list[Any] | None, options: Options
+) -> tuple[list[Accumulator], list[str]]:
+    """The accumulators of a run, and what to say about them."""
+    if given is None:
+        streams = has_stream(model)
+        note = "no measures of smoothing: the model has no hooks of its residual stream"
+        return default_measures(options, stream=streams), [] if streams else [note]
+    named = {measure for measure in given if isinstance(measure, str)}
+    if "separability" not in named and options != Options(seed=options.seed):
+        raise ValueError(
+            "queries and top_n set measures that go by a name; give them to Separability() itself"
+        )
+    return checked_measures(given, options), []
 
 
 def _first_tokens(batch: Batch) -> dict[int, Tensor]:

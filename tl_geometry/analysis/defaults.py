@@ -2,38 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 from tl_geometry.analysis.accumulator import Accumulator
 from tl_geometry.analysis.contributions import Contributions
 from tl_geometry.analysis.regimes import Regimes
 from tl_geometry.analysis.separability import Separability
 from tl_geometry.analysis.sinks import Sinks
+from tl_geometry.analysis.smoothing import Smoothing
+from tl_geometry.analysis.switches import Switches
 from tl_geometry.measures.separability import TOP_N
 
-__all__ = ["check_distinct", "checked_measures", "default_measures"]
+__all__ = ["MeasureName", "Options", "check_distinct", "checked_measures", "default_measures"]
+
+MeasureName: TypeAlias = Literal[
+    "contributions", "regimes", "sinks", "separability", "switches", "smoothing", "halfspace"
+]
+"""Measures that go by a name; the last is the costly form of the one before it."""
+
+QUERIES = 64
 
 
-def default_measures(
-    *, top_n: Sequence[int] = TOP_N, queries: int = 64, seed: int = 0
-) -> list[Accumulator]:
-    """What :func:`tl_geometry.analyze` measures when it is not told otherwise."""
-    return [Contributions(), Regimes(), Sinks(), Separability(top_n, queries=queries, seed=seed)]
+@dataclass(frozen=True)
+class Options:
+    """What shapes the measures that go by a name."""
+
+    top_n: Sequence[int] = TOP_N
+    queries: int = QUERIES
+    seed: int = 0
 
 
-def checked_measures(measures: Any) -> list[Accumulator]:
-    """Measures as a list of instances.
+_NAMED: dict[str, Callable[[Options], Accumulator]] = {
+    "contributions": lambda _: Contributions(),
+    "regimes": lambda _: Regimes(),
+    "sinks": lambda _: Sinks(),
+    "separability": lambda o: Separability(o.top_n, queries=o.queries, seed=o.seed),
+    "switches": lambda _: Switches(),
+    "smoothing": lambda _: Smoothing(),
+    "halfspace": lambda o: Smoothing(halfspace=True, seed=o.seed),
+}
+
+
+def default_measures(options: Options = Options(), *, stream: bool = False) -> list[Accumulator]:
+    """What is measured when nobody says otherwise; ``stream`` for what needs the residual stream as well."""
+    names = ["contributions", "regimes", "sinks", "separability", "switches"]
+    return [_NAMED[name](options) for name in (*names, *(["smoothing"] if stream else []))]
+
+
+def checked_measures(measures: Any, options: Options = Options()) -> list[Accumulator]:
+    """Measures as a list of instances; those that read attention alone if there are none.
 
     Raises:
         TypeError: something else, such as a class instead of an instance.
+        ValueError: a name of no measure.
     """
-    given = [measures] if isinstance(measures, Accumulator) else list(measures)
-    for measure in given:
-        if not isinstance(measure, Accumulator):
-            name = measure.__name__ if isinstance(measure, type) else type(measure).__name__
-            raise TypeError(f"measures must hold accumulators such as Sinks(), got {name}")
-    return given
+    if measures is None:
+        return default_measures(options)
+    given = [measures] if isinstance(measures, (Accumulator, str)) else list(measures)
+    return [_checked(measure, options) for measure in given]
+
+
+def _checked(measure: Any, options: Options) -> Accumulator:
+    if isinstance(measure, Accumulator):
+        return measure
+    if isinstance(measure, str):
+        if measure not in _NAMED:
+            raise ValueError(
+                f"measures: there is no {measure!r}; names are {get_args(MeasureName)}"
+            )
+        return _NAMED[measure](options)
+    name = measure.__name__ if isinstance(measure, type) else type(measure).__name__
+    raise TypeError(f"measures must hold accumulators such as Sinks(), or their names, got {name}")
 
 
 def check_distinct(measures: Sequence[Accumulator]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_geometry.analysis.accumulator import Accumulator, ResidualStream
 from tl_geometry.analysis.batch_masks import BatchMasks
 from tl_geometry.analysis.contributions import Contributions
-from tl_geometry.analysis.defaults import check_distinct, checked_measures, default_measures
+from tl_geometry.analysis.defaults import MeasureName, check_distinct, checked_measures
 from tl_geometry.analysis.feed import Feed
 from tl_geometry.analysis.ledger import Ledger
 from tl_geometry.analysis.reading import LayerReader
@@ -39,13 +39,13 @@ class Probe:
     >>> model.run_with_hooks(tokens, fwd_hooks=probe.hooks())
     >>> probe.result()                                  # xarray.Dataset, dims layer, head, ...
 
-    Run as many batches as you like before asking for the result. The hooks read only, and work
-    beside your own hooks and ablations: put the edits first in ``fwd_hooks``, so that the probe
-    reads what they leave. Every row of a batch is one document of the statistics.
+    Run as many batches as you like first; every row of a batch is one document of the statistics.
+    The hooks read only, and work beside your own hooks and ablations: put the edits first in
+    ``fwd_hooks``, so that the probe reads what they leave.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        measures: accumulators; by default contributions, regimes, sinks and separability.
+        measures: accumulators or their names; by default all that read attention alone.
         sink: which keys are sinks (:func:`tl_geometry.measures.masks.resolve_sinks`).
         layers: labels of the layers to measure.
         heads: list of (layer, head); the other heads are NaN in the result.
@@ -65,7 +65,7 @@ class Probe:
     def __init__(
         self,
         model: Any,
-        measures: Sequence[Accumulator] | Accumulator | None = None,
+        measures: Sequence[Accumulator | MeasureName] | Accumulator | MeasureName | None = None,
         *,
         sink: SinkRule = "first",
         layers: Iterable[int | str] | None = None,
@@ -98,7 +98,7 @@ class Probe:
         self.reader = LayerReader(
             model, self.sites, self.diagnosis, sink=sink, value_bias=value_bias, output=output
         )
-        self.measures = default_measures() if measures is None else checked_measures(measures)
+        self.measures = checked_measures(measures)
         self._kept_heads = kept_heads(self.sites, heads, self.skipped_layers)
         self._rows = {site.index: row for row, site in enumerate(self.sites)}
         self._pad = PadToken.of(model)
@@ -263,8 +263,9 @@ class Probe:
         return notes
 
     def _undefined_rows(self) -> int:
-        counted = [m for m in self.measures if isinstance(m, Contributions)]
-        return int(counted[0].undefined_rows.sum()) if counted else 0
+        return sum(
+            int(m.undefined_rows.sum()) for m in self.measures if isinstance(m, Contributions)
+        )
 
     def check(self) -> None:
         """Raise if what was seen so far can't be trusted; :meth:`result` does the same."""
