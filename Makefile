@@ -26,8 +26,8 @@ TESTS := tests
 else
 VENV := .venv-$(TL)
 EXTRAS := test
-# The tests that touch models; the rest does not depend on TransformerLens.
-TESTS = $(wildcard $(addprefix tests/,data models hooks measures ablations analysis evaluation views))
+# The tests that touch models; measures and pages never see TransformerLens.
+TESTS = $(addprefix tests/,data models hooks ablations analysis evaluation views/test_notebook.py)
 endif
 
 BIN := $(VENV)/bin

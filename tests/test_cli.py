@@ -16,10 +16,11 @@ import tl_geometry.hooks
 import tl_geometry.models
 from tl_geometry.analysis.store import load, save
 from tl_geometry.cli import app
-from tl_geometry.demo import SAMPLE
+from tl_geometry.cli.demo import SAMPLE
 from tl_geometry.views.summary import headline_tables
 
 ANALYZE_DEFAULTS = {
+    "measures": None,
     "n_ctx": 512,
     "batch_size": None,
     "prepend_bos": None,
@@ -143,6 +144,10 @@ def test_version():
             ["--heads", "layer.head"],
         ),
         (["analyze", "m", "--out", "r.nc", "--text", "a", "--top-n", "1,x"], ["--top-n", "'1,x'"]),
+        (
+            ["analyze", "m", "--out", "r.nc", "--text", "a", "--measures", "sink"],
+            ["--measures", "'sink'", "switches"],
+        ),
         (["analyze", "m", "--out", "r.nc", "--text", "a", "--n-ctx", "1"], ["--n-ctx"]),
         (["analyze", "m", "--out", "r.nc", "--text", "a", "--backend", "c"], ["--backend"]),
         (["analyze", "m", "--out", "r.nc", "--corpus", "mine"], ["--corpus", "demo-prose"]),
@@ -164,7 +169,7 @@ def test_analyze_passes_everything_on(calls, tmp_path):
         "--backend hooked --no-processing --device cpu --dtype float64 --n-ctx 64 --batch-size 3 "
         "--max-documents 5 --no-prepend-bos --sink 0,2 --layers 0,2-3,encoder.0 "
         "--heads 0.1,encoder.0.12 --top-n 2,4-6 --queries 9 --no-value-bias --output-norm --skip-unsupported "
-        "--keep-examples 2 --seed 7 --no-progress"
+        "--measures separability,sinks --keep-examples 2 --seed 7 --no-progress"
     )
     result = run("analyze", "some/model", "--text", source, "--out", out, *options.split())
     assert result.exit_code == 0, result.output
@@ -177,6 +182,7 @@ def test_analyze_passes_everything_on(calls, tmp_path):
     _, data, analysis = calls["analyze"]
     assert data == ["some words"]
     assert analysis == {
+        "measures": ["separability", "sinks"],
         "n_ctx": 64,
         "batch_size": 3,
         "max_documents": 5,

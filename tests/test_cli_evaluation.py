@@ -4,24 +4,28 @@ import json
 
 import pytest
 from typer.testing import CliRunner
+from views_data.dataset import make_dataset
 from views_data.evaluations import (
     make_downstream,
     make_faithfulness,
     make_interventions,
+    make_mixing,
     make_sensitivity,
     make_sparsify,
 )
 
 import tl_geometry.models
-from tl_geometry import load, views
+from tl_geometry import load, save, views
 from tl_geometry.cli import app
-from tl_geometry.evaluating import _FUNCTIONS
+from tl_geometry.cli.evaluating import _FUNCTIONS
+from tl_geometry.views.report import report_html
 
 RESULTS = {
     "faithfulness": lambda: make_faithfulness(modes=("inter",), fractions=(0.1, 0.5)),
     "sparsify": make_sparsify,
     "sensitivity": make_sensitivity,
     "sinks": make_interventions,
+    "mixing": make_mixing,
     "downstream": make_downstream,
 }
 WINDOWS = {"n_ctx": 256, "batch_size": None, "max_documents": 8, "prepend_bos": None}
@@ -55,6 +59,15 @@ DEFAULTS = {
     "sinks": {
         "interventions": ["zero_value", "renormalize", "rescale", "mean"],
         "factor": 2.0,
+        "sink": "first",
+        "layers": None,
+        "heads": None,
+        **WINDOWS,
+        **RUNNING,
+    },
+    "mixing": {
+        "targets": ["identity", "uniform"],
+        "ts": [0.25, 0.5, 1.0],
         "sink": "first",
         "layers": None,
         "heads": None,
@@ -122,6 +135,16 @@ GIVEN = {
             "sink": "auto",
             "layers": [0],
             "heads": [(0, 1)],
+        },
+    ),
+    "mixing": (
+        "--targets uniform,sink --ts 0.1,0.9 --sink 1 --layers 0-1 --heads 1.2",
+        {
+            "targets": ["uniform", "sink"],
+            "ts": [0.1, 0.9],
+            "sink": [1],
+            "layers": [0, 1],
+            "heads": [(1, 2)],
         },
     ),
 }
@@ -314,6 +337,7 @@ def test_a_checkpoint_is_checked_before_anything_is_loaded(calls, source, tmp_pa
         (["sensitivity", "m", "--text", "a", "--report", "/"], ["--report must name a file"]),
         (["sinks", "m", "--text", "a", "--sink", "last"], ["--sink", "'last'"]),
         (["sinks", "m", "--text", "a", "--max-documents", "0"], ["--max-documents"]),
+        (["mixing", "m", "--text", "a", "--ts", "half"], ["--ts", "'half'"]),
         (["downstream", "m"], ["--tasks"]),
         (["downstream", "m", "--tasks", "a", "--limit", "0"], ["--limit"]),
     ],
@@ -321,6 +345,27 @@ def test_a_checkpoint_is_checked_before_anything_is_loaded(calls, source, tmp_pa
 def test_wrong_usage(calls, arguments, words):
     assert_refused(run(*arguments), *words)
     assert calls == {}
+
+
+def test_a_report_of_several_results(calls, source, tmp_path):
+    files = [tmp_path / f"{command}.nc" for command in ("sinks", "mixing")]
+    for path in files:
+        assert run(path.stem, "m", "--text", source, "--out", path).exit_code == 0
+    measured = save(make_dataset(), tmp_path / "run.nc")
+    page = tmp_path / "page.html"
+    result = run("report", files[0], measured, files[1], "-o", page)
+    assert (result.exit_code, result.stdout) == (0, f"{page}\n")
+    html = page.read_text(encoding="utf-8")
+    assert html == report_html([load(path) for path in (measured, *files)])
+    for heading in ("Head regimes", "Interventions on the sink", "Denser and sparser attention"):
+        assert f"{heading}</h2>" in html
+    refused = run("report", measured, measured, "-o", tmp_path / "none.html")
+    assert_refused(refused, "2 results of analyze", "a report takes one", "compare")
+    other = save(make_dataset(model_name="gpt2"), tmp_path / "other.nc")
+    refused = run("report", other, files[0], "-o", tmp_path / "none.html")
+    assert_refused(refused, "several models", "'gpt2', 'synthetic-135M'")
+    assert not (tmp_path / "none.html").exists()
+    assert_refused(run("report", "-o", page), "Missing argument", "runs")
 
 
 def test_help_names_the_commands():
@@ -389,6 +434,7 @@ def texts(tmp_path):
         ("sparsify", "--orders mixer>reset>retriever,entropy,random --retention 1,0.5"),
         ("sensitivity", "--layers 1"),
         ("sinks", ""),
+        ("mixing", "--ts 0.5,1"),
     ],
 )
 def test_commands_on_a_real_model(real_model, texts, tmp_path, command, options):

@@ -32,11 +32,13 @@ from .analysis import (
     load as load,
     prompt_contributions as prompt_contributions,
     save as save,
+    token_costs as token_costs,
 )
 from .evaluation import (
     downstream as downstream,
     faithfulness as faithfulness,
     head_sensitivity as head_sensitivity,
+    pattern_mixing as pattern_mixing,
     sink_interventions as sink_interventions,
     sparsify as sparsify,
 )

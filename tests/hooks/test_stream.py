@@ -182,5 +182,7 @@ def test_a_model_without_a_stream_is_refused(tiny_model):
         hook_dict: ClassVar = {}
 
     site = attention_sites(tiny_model)[1]
-    with pytest.raises(ValueError, match=r"layer 1: .* no hooks of the residual stream around blocks\.1"):
+    with pytest.raises(
+        ValueError, match=r"layer 1: .* no hooks of the residual stream around blocks\.1"
+    ):
         stream_points(Bare(), site)

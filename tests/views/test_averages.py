@@ -95,3 +95,36 @@ def test_axes_may_be_in_any_order_and_errors_may_lack() -> None:
     np.testing.assert_array_equal(found.value, expected.value)
     np.testing.assert_array_equal(found.error, expected.error)
     assert np.isnan(averages.quantity(ds.drop_vars("f_score_se"), "f_score").error).all()
+
+
+def test_any_variable_with_its_error_over_its_axes() -> None:
+    ds = make_dataset(3, 2).transpose("head", "layer", ...)
+    found = averages.estimate(ds, "sink_rate_off", "layer", "head", "fraction")
+    assert found.value.shape == (3, 2, 4)
+    np.testing.assert_array_equal(
+        found.value, ds["sink_rate_off"].transpose("layer", "head", "fraction")
+    )
+    np.testing.assert_array_equal(found.error, 0.01)
+    alone = averages.estimate(ds.drop_vars("bos_cosine_se"), "bos_cosine", "layer")
+    assert np.isnan(alone.error).all()
+    assert averages.held(ds, "bos_cosine", "layer")
+    assert not averages.held(ds, "bos_cosine", "layer", "head")
+    assert not averages.held(ds, "no_such_variable", "layer")
+    with pytest.raises(ValueError, match="ds holds no 'bos_cosine' per layer and head; it holds"):
+        averages.estimate(ds, "bos_cosine", "layer", "head")
+
+
+def test_the_mean_over_layers_alone() -> None:
+    found = Quantity(np.array([1.0, np.nan, 3.0]), np.array([0.1, np.nan, 0.3]))
+    assert float(found.mean().value) == 2
+    assert found.mean().text() == "2.00 (1.60 to 2.40)"
+    assert float((found - found).mean().high) == pytest.approx(2 * 0.4)
+    assert float(found.mean(np.array([True, True, False])).value) == 1
+
+
+def test_values_of_a_single_document_count_only_where_there_is_nothing_else() -> None:
+    error = np.array([[0.1, np.nan], [0.3, 0.2]])
+    kept = averages.settled(Quantity(np.array([[1.0, 2.0], [3.0, np.nan]]), error))
+    np.testing.assert_array_equal(kept.value, [[1.0, np.nan], [3.0, np.nan]])
+    alone = Quantity(np.array([1.0, 2.0]), np.full(2, np.nan))
+    assert averages.settled(alone) is alone

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from views_data.costs import make_token_costs
 from views_data.dataset import make_dataset
 from views_data.evaluations import (
     make_downstream,
     make_faithfulness,
     make_interventions,
+    make_mixing,
     make_sensitivity,
     make_sparsify,
 )
@@ -23,6 +25,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 DRAWN = "[...document.querySelectorAll('.drawing')].every(d => d.dataset.drawn === 'yes')"
+COUNT = """() => {
+  const start = performance.now();
+  let sum = 0;
+  for (let k = 0; k < 1e8; k++) sum = (sum * 31 + k) | 0;
+  return sum === 0.5 || (performance.now() - start) / 1000;
+}"""
 INK = """() => [...document.querySelectorAll('.drawing canvas')].map(canvas => {
   const {width, height} = canvas;
   const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
@@ -67,15 +75,18 @@ class Visit:
 
 
 def test_the_report_opens_in_three_seconds(browser: Any, tmp_path: Path) -> None:
+    """On a machine whose browser counts to a hundred million in one second; slower ones get more."""
     path = report(make_dataset(30, 9, n_tokens=48), tmp_path / "report.html")
-    assert min(Visit(browser, path).seconds for _ in range(3)) < 3
+    visits = [Visit(browser, path) for _ in range(3)]
+    second = min(visit.page.evaluate(COUNT) for visit in visits)
+    assert min(visit.seconds for visit in visits) < 3 * max(1, second)
 
 
 def test_the_report_draws_everything(browser: Any, tmp_path: Path) -> None:
     ds = make_dataset(30, 9, n_tokens=48)
     visit = Visit(browser, report(ds, tmp_path / "report.html"))
     assert visit.page.locator(".drawing .main-svg").count() >= 6
-    assert visit.page.locator(".heatmaplayer image").count() == 8
+    assert visit.page.locator(".heatmaplayer image").count() == 10
     assert visit.page.locator("#separability-curves .scatterlayer .js-line").count() >= 5
     visit.page.locator(".circuits canvas").last.scroll_into_view_if_needed()
     visit.page.wait_for_timeout(1000)
@@ -113,6 +124,8 @@ def test_a_layer_and_a_size_can_be_chosen(browser: Any, tmp_path: Path) -> None:
     for figure, option, words in (
         ("separability-curves", "layer 2", "mean over 3 heads"),
         ("separability-layers", "16", "at N = 16"),
+        ("sinks-norm", "layer 1", "mean over 3 heads"),
+        ("sinks-cosine", "model space", "model space"),
     ):
         node = visit.page.locator(f"#{figure}")
         before = node.locator(".js-line").first.get_attribute("d")
@@ -157,6 +170,8 @@ EVALUATIONS = [
     make_sparsify,
     make_sensitivity,
     make_interventions,
+    make_mixing,
+    make_token_costs,
     make_downstream,
 ]
 

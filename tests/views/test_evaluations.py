@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from views_data.costs import make_token_costs
 from views_data.dataset import make_dataset
 from views_data.evaluations import (
     FRACTIONS,
@@ -16,6 +17,7 @@ from views_data.evaluations import (
     make_downstream,
     make_faithfulness,
     make_interventions,
+    make_mixing,
     make_sensitivity,
     make_sparsify,
 )
@@ -32,6 +34,8 @@ MAKERS: dict[str, Callable[[], xr.Dataset]] = {
     "sparsify": make_sparsify,
     "head_sensitivity": lambda: make_sensitivity(peaks={(0, 1): 3.0, (2, 2): -0.5}, blank=[(1, 1)]),
     "sink_interventions": make_interventions,
+    "pattern_mixing": make_mixing,
+    "token_costs": make_token_costs,
     "downstream": make_downstream,
 }
 FIGURES: dict[str, Callable[[xr.Dataset], go.Figure]] = {
@@ -39,6 +43,8 @@ FIGURES: dict[str, Callable[[xr.Dataset], go.Figure]] = {
     "sparsify": views.sparsification_curves,
     "head_sensitivity": views.sensitivity_map,
     "sink_interventions": views.sink_intervention_map,
+    "pattern_mixing": views.mixing_curves,
+    "token_costs": views.cost_curves,
     "downstream": views.downstream_accuracies,
 }
 EVIL = "</script><script>window.pwned=1</script><b>"
@@ -65,7 +71,7 @@ def interval(ds: xr.Dataset, name: str, **where: Any) -> list[float]:
     return [float(ds[name + end].sel(where)) for end in ("", "_low", "_high")]
 
 
-# All five.
+# All six.
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -126,9 +132,10 @@ def test_what_is_no_evaluation_is_told_so() -> None:
         make_faithfulness(importances=(*IMPORTANCES, EVIL)),
         make_sensitivity(layers=[EVIL, "b"], peaks={(0, 1): 3.0}),
         make_interventions(layers=[EVIL, "b"]),
+        make_mixing((EVIL, "uniform"), layers=[EVIL, "b"]),
         make_downstream(tasks=(EVIL, "b"), variants=("full", f"{EVIL} top")),
     ],
-    ids=["importance", "layer", "layer of a sink", "task"],
+    ids=["importance", "layer", "layer of a sink", "target", "task"],
 )
 def test_hostile_names_stay_text(ds: xr.Dataset) -> None:
     ds.attrs |= {"model_name": EVIL, "warnings": [EVIL]}
@@ -142,7 +149,7 @@ def test_hostile_names_stay_text(ds: xr.Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["faithfulness", "sparsify", "head_sensitivity", "sink_interventions"]
+    "name", ["faithfulness", "sparsify", "head_sensitivity", "sink_interventions", "pattern_mixing"]
 )
 def test_one_document_has_no_intervals_and_says_so(name: str) -> None:
     makers: dict[str, Callable[..., xr.Dataset]] = {
@@ -150,6 +157,7 @@ def test_one_document_has_no_intervals_and_says_so(name: str) -> None:
         "sparsify": make_sparsify,
         "head_sensitivity": make_sensitivity,
         "sink_interventions": make_interventions,
+        "pattern_mixing": make_mixing,
     }
     ds = makers[name](documents=1)
     assert "A single document gives no intervals" in report_html(ds)

@@ -12,9 +12,10 @@ from tl_geometry.views.findings import (
     OPEN,
     PARTLY,
     Finding,
+    counted,
+    decided,
+    most_below,
     separability_findings,
-    ties_note,
-    tightness,
     verdict_over,
 )
 
@@ -55,6 +56,40 @@ def test_verdicts_follow_the_intervals(
     value: list[float], error: list[float], verdict: str
 ) -> None:
     assert verdict_over(Quantity(np.array(value), np.array(error))) == verdict
+
+
+@pytest.mark.parametrize(
+    ("shown", "denied", "verdict"),
+    [
+        ([1, 1], [0, 0], HOLDS),
+        ([1, 0], [0, 1], PARTLY),
+        ([0, 0], [0, 1], FAILS),
+        ([0, 0], [0, 0], OPEN),
+    ],
+)
+def test_several_cases_are_decided_together(
+    shown: list[int], denied: list[int], verdict: str
+) -> None:
+    assert decided(np.array(shown, dtype=bool), np.array(denied, dtype=bool)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        ([0.1, 0.1, 0.9], HOLDS),
+        ([0.1, 0.45, 0.9], OPEN),  # the interval of 0.45 reaches the limit
+        ([0.1, 0.9, 0.1, 0.9], FAILS),  # one half is not most
+        ([np.nan, 0.1, 0.1], HOLDS),
+    ],
+)
+def test_most_heads_below_a_limit(value: list[float], verdict: str) -> None:
+    found = Quantity(np.array(value), np.full(len(value), 0.03))
+    assert most_below(found, 0.5) == verdict
+
+
+def test_counts_in_words() -> None:
+    assert [counted(n) for n in (0, 1, 2)] == ["0 heads", "1 head", "2 heads"]
+    assert counted(1, "layer") == "1 layer"
 
 
 def test_above_random_at_every_size() -> None:
@@ -141,27 +176,6 @@ def test_the_direction_of_the_sink(cosines: list[list[float]], verdict: str) -> 
     assert f"negative in {negative} of 4 heads, positive in {4 - negative}." in finding.evidence
 
 
-@pytest.mark.parametrize(
-    ("certificate", "words"),
-    [
-        ([1.0, 0.4, 0.3], ("alone, 0.30.", "F at every N.", "N = 2, the certificate at N = 2 (")),
-        ([1.0, 0.4, 0.1], ("guarantee 0.20, the certificate", "alone, 0.10.", "F at N = 2. ")),
-        ([1.0, 0.1, 0.001], ("alone, less than 0.01.", "F at no N.")),
-        ([1.0, 0.0, 0.0], ("F is largest at N = 2 (N = 1 left out).",)),
-    ],
-)
-def test_how_tight_the_bounds_are(certificate: list[float], words: tuple[str, ...]) -> None:
-    ds = dataset(f_score=[1.0, 0.7, 0.5], inversion_bound=[1.0, 0.5, 0.2], certificate=certificate)
-    text = tightness(ds)
-    assert text.startswith("How tight the bounds are: at N = 8, F is 0.50; the inversions")
-    for word in words:
-        assert word in text
-    assert tightness(ds.drop_vars("certificate")) == ""
-    assert "inversions" not in tightness(ds.drop_vars("inversion_bound"))
-    # It is a question of this package, not a claim of the paper.
-    assert not any("certificate" in str(finding) for finding in separability_findings(ds))
-
-
 def test_retrievers_counted_by_hand() -> None:
     labels = np.array([["mixer", "mixer"], ["retriever", ""]], dtype=object)
     finding = only(dataset(regime=labels), "Retrievers")
@@ -179,11 +193,3 @@ def test_silent_about_what_was_not_measured() -> None:
     assert separability_findings(ds) == []
     assert separability_findings(ds[["undefined_rows"]]) == []
     assert len(separability_findings(make_dataset(6, 4))) == 5
-
-
-def test_ties_in_the_control_are_announced() -> None:
-    ds = dataset(f_score=[1.0, 0.7, 0.5], f_score_random=[0.645, 0.3, 0.2])
-    assert ties_note(ds).startswith("At N = 1 the control has F = 0.65, not 1")
-    assert ties_note(make_dataset()) == ""
-    assert ties_note(make_dataset(top_n=(2, 4))) == ""
-    assert ties_note(make_dataset(top_n=())) == ""

@@ -1,11 +1,9 @@
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 import xarray as xr
 from views_data.evaluations import FRACTIONS, IMPORTANCES, make_faithfulness
 
-from tl_geometry.evaluation.faithfulness import _plan
+from tl_geometry.evaluation.faithfulness_plan import plan_runs
 from tl_geometry.views import evaluation_findings, order
 from tl_geometry.views.estimates import (
     ALIKE,
@@ -210,8 +208,8 @@ def test_rankings_are_those_that_the_evaluation_runs() -> None:
     names = (*IMPORTANCES[:4], "mine", "random")
     modes, signs = ("intra", "inter"), ("signed", "absolute")
     ds = make_faithfulness(importances=names, modes=modes, rankings=signs)
-    scorers: Mapping[str, str] = {name: name for name in names}
-    plan = _plan(scorers, modes, signs, 1)  # type: ignore[arg-type]
+    scorers = {name: name for name in names}
+    plan = plan_runs(scorers, modes, signs, 1, "head")  # type: ignore[arg-type]
     run = {tuple(part.replace("-", "") for part in r[:3]) for runs in plan.values() for r in runs}
     shown = [(r.importance, r.mode, r.ranking) for r in order.rankings(ds)]
     assert len(shown) == len(set(shown))

@@ -54,3 +54,17 @@ def test_refuses_what_is_no_result() -> None:
         results.check_result(xr.Dataset({"x": ("layer", [1.0])}))
     with pytest.raises(ValueError, match="no values along 'layer'"):
         results.check_result(make_dataset().isel(layer=slice(0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("n", "middle"), [(3, [1]), (4, [1, 2]), (5, [1, 2, 3]), (6, [2, 3]), (8, [2, 3, 4, 5])]
+)
+def test_the_middle_third_of_the_layers(n: int, middle: list[int]) -> None:
+    found = results.middle_layers(make_dataset(n, 1, n_examples=0))
+    assert found is not None
+    assert np.flatnonzero(found).tolist() == middle
+
+
+def test_few_layers_and_named_ones_have_no_middle() -> None:
+    assert results.middle_layers(make_dataset(2, 1)) is None
+    assert results.middle_layers(make_dataset(3, 1, layers=["0", "1", "cross"])) is None

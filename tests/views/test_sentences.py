@@ -51,3 +51,41 @@ def test_silent_about_what_has_no_values() -> None:
     ds = make_dataset(2, 2, blank_layers=(0, 1))
     assert summary_sentences(ds) == ["No head could be given a regime."]
     assert summary_sentences(ds[["undefined_rows"]]) == []
+
+
+def test_how_sinks_work_counted_by_hand() -> None:
+    ds = dataset(
+        sink_optimum=[[0.2, 0.6], [0.4, np.nan]], sink_below_optimum=[[0.1, 0.3], [0.2, np.nan]]
+    )
+    dims = ("layer", "head", "fraction")
+    ds["off_rate"] = (dims, [[[0.9, 0.8], [0.5, 0.1]], [[0.3, 0.2], [np.nan, np.nan]]])
+    ds["sink_rate_off"] = (dims, [[[1, 0.9], [1, np.nan]], [[1, 0.7], [np.nan, np.nan]]])
+    ds["sink_rate_on"] = (dims, np.full((2, 2, 2), 0.25))
+    ds = ds.assign_coords(fraction=[0.3, 0.1])
+    for name, values in {
+        "similarity_in": [0.1, 0.3],
+        "similarity_out": [0.75, 0.5],
+        "halfspace_feasible": [1.0, 0.5],
+    }.items():
+        ds[name] = ("layer", values)
+    optimum, off, likeness, halfspaces = summary_sentences(ds)
+    assert optimum == (
+        "Outputs would be shortest with 0.40 of the attention on the sink (mean over heads of the "
+        "optimum a*); 20 % of the rows give it less."
+    )
+    assert off == (
+        "The median head is off (output below 0.1 of a typical value) in 20 % of its rows; 1 head "
+        "of 3 is off in more than half. Rows that are off give the sink 0.80 of their attention, "
+        "the others 0.25 (mean over 2 heads)."
+    )
+    assert likeness == (
+        "The mean cosine between tokens goes from 0.10 at the input of layer 0 to 0.50 at the "
+        "output of layer 1; it is highest behind layer 0 (0.75)."
+    )
+    assert halfspaces == (
+        "The tokens could all be made to attend to the first one (half-space conditions) in every "
+        "document at 1 of 2 layers, in 75 % of documents and layers."
+    )
+    alone = ds.drop_vars(["sink_rate_on", "similarity_in", "halfspace_feasible", "sink_optimum"])
+    (off,) = summary_sentences(alone)
+    assert off.endswith("off in more than half.")

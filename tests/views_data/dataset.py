@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from views_data.mechanisms import COORDS, make_mechanisms
 
 OFFSETS = ["0", "1", "2-3", "4-7", "8-15"]
 WORDS = ["<bos>", "The", " cat", " sat", " on", " the", " mat", ".", "\n", " It", " slept", "!"]
@@ -65,12 +66,14 @@ def make_dataset(
     variables["winner_offset"] = (("layer", "head", "offset_bin"), offsets)
     if n_examples:
         variables |= _examples(rng, shape, n_examples, n_tokens, tokens, blank_layers)
+    variables |= make_mechanisms(sink_rate, seed, blank_layers)
     if top_n:
         variables |= _separability(rng, shape, top_n, blank_layers)
     coords: dict[str, Any] = {
         "layer": np.array(layers if layers else range(n_layers)),
         "head": np.arange(n_heads),
         "offset_bin": OFFSETS,
+        **COORDS,
     } | ({"top_n": list(top_n)} if top_n else {})
     return xr.Dataset(variables, coords=coords, attrs=_attributes(shape) | attrs)
 
@@ -157,6 +160,6 @@ def _attributes(shape: tuple[int, int]) -> dict[str, Any]:
         "skipped_rows": {"query is the sink": 24},
         "warnings": [],
         "seed": 0,
-        "measures": ["Contributions", "Regimes", "Sinks"],
+        "measures": ["Contributions", "Regimes", "Sinks", "Switches", "Smoothing"],
         "corpus": [{"name": "demo-prose", "documents": 24, "tokens": 12288}],
     }

@@ -264,6 +264,74 @@ def make_interventions(
     return ds
 
 
+def make_mixing(
+    targets: Sequence[str] = ("identity", "uniform"),
+    ts: Sequence[float] = (0.25, 0.5, 1.0),
+    *,
+    moves: Mapping[str, Sequence[float]] | None = None,
+    n_layers: int = 4,
+    documents: int = len(_TARGETS),
+    layers: Sequence[Any] | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """`moves` is what each share of a target adds to the similarity, in the mean over layers.
+
+    The lower half of the layers moves the other way, the upper half by so much more.
+    """
+    rng = np.random.default_rng(seed)
+    counts = _TARGETS[:documents]
+    labels = list(layers or range(n_layers))
+    n = len(labels)
+    moved = {"identity": [-0.1 * t for t in ts], "uniform": [0.2 * t for t in ts], **(moves or {})}
+    full = 2.5 * counts + rng.normal(0, 3, documents)
+    plain = {
+        "similarity": 0.3 + 0.02 * np.arange(n)[:, None] + rng.normal(0, 0.02, (n, documents)),
+        "residual": 0.8 - 0.02 * np.arange(n)[:, None] + rng.normal(0, 0.02, (n, documents)),
+    }
+    shape = (len(targets), 1 + len(ts))
+    nll = np.tile(full, (*shape, 1))
+    out = {name: np.tile(values, (*shape, 1, 1)) for name, values in plain.items()}
+    for i, target in enumerate(targets):
+        for j, step in enumerate(moved.get(target, [0.0] * len(ts)), 1):
+            nll[i, j] += counts * abs(step) + _balanced(rng, documents)
+            by_layer = np.full(n, 3 * step)
+            by_layer[: n // 2] = -0.01 * np.sign(step)
+            by_layer += step - by_layer.mean()
+            noise = np.stack([0.01 * _balanced(rng, documents) for _ in range(n)])
+            out["similarity"][i, j] += by_layer[:, None] + noise
+            out["residual"][i, j] -= by_layer[:, None] / 2
+    boot = Bootstrap(counts, resamples=300, seed=0)
+    variables: dict[str, Any] = {}
+    for name, perplexity in (("nll", False), ("perplexity", True)):
+        for prefix, baseline in (("", None), ("delta_", full)):
+            found = boot.estimate(nll, baseline=baseline, perplexity=perplexity)
+            variables |= with_interval(prefix + name, ("target", "t"), found, long_name="")
+    by_document = Bootstrap(np.ones(documents, dtype=np.int64), resamples=300, seed=0)
+    for name, after in out.items():
+        before = np.roll(after, 1, axis=2)
+        before[:, :, 0] = plain[name][0] - 0.05
+        for variable, values, axes in (
+            (f"{name}_in", before, ("target", "t", "layer")),
+            (f"{name}_out", after, ("target", "t", "layer")),
+            (f"delta_{name}_out", after - plain[name], ("target", "t", "layer")),
+            (f"{name}_mean", after.mean(2), ("target", "t")),
+            (f"delta_{name}_mean", (after - plain[name]).mean(2), ("target", "t")),
+        ):
+            found = by_document.estimate(values)
+            variables |= with_interval(variable, axes, found, long_name="")
+    coords = {"target": list(targets), "t": [0.0, *ts], "layer": labels}
+    ds = xr.Dataset(variables, coords=coords)
+    given = {
+        "targets": list(targets),
+        "ts": list(ts),
+        "sink": "first",
+        "heads": None,
+        "seed": 0,
+    }
+    ds.attrs = _attributes("pattern_mixing", documents, **given)
+    return ds
+
+
 def _balanced(rng: np.random.Generator, documents: int) -> np.ndarray:
     """Noise over documents with a mean of 0."""
     noise = rng.normal(0, 0.5, documents)

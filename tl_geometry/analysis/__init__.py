@@ -13,6 +13,7 @@ from tl_geometry.analysis.sinks import Sinks
 from tl_geometry.analysis.smoothing import Smoothing
 from tl_geometry.analysis.store import load, save
 from tl_geometry.analysis.switches import Switches
+from tl_geometry.analysis.token_costs import token_costs
 
 __all__ = [
     "Accumulator",
@@ -31,4 +32,5 @@ __all__ = [
     "load",
     "prompt_contributions",
     "save",
+    "token_costs",
 ]

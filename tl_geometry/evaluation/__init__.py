@@ -14,6 +14,7 @@ from tl_geometry.evaluation.documents import Documents, read_documents
 from tl_geometry.evaluation.downstream import downstream
 from tl_geometry.evaluation.faithfulness import faithfulness
 from tl_geometry.evaluation.likelihood import nll_per_document
+from tl_geometry.evaluation.mixing import pattern_mixing
 from tl_geometry.evaluation.runs import Scores, Variant, run_variants
 from tl_geometry.evaluation.sensitivity import head_sensitivity
 from tl_geometry.evaluation.sinks import sink_interventions
@@ -32,6 +33,7 @@ __all__ = [
     "faithfulness",
     "head_sensitivity",
     "nll_per_document",
+    "pattern_mixing",
     "read_documents",
     "run_variants",
     "sink_interventions",

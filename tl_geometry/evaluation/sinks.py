@@ -101,6 +101,7 @@ def sink_interventions(
         max_documents=max_documents,
     )
     chosen = targets("sink_interventions", model, layers, heads)
+    everywhere = layers is None and heads is None
     named = [(target.site.layer, head) for target in chosen for head in target.heads]
     options = {"sink": sink, "heads": named}
     factories: dict[str, Factory] = {"none": lambda batch: []}  # noqa: ARG005
@@ -110,7 +111,7 @@ def sink_interventions(
         "interventions": list(interventions),
         "factor": factor,
         "sink": sink.tolist() if isinstance(sink, Tensor) else sink,
-        "heads": [list(pair) for pair in named],
+        "heads": None if everywhere else [[t.site.layer, list(t.heads)] for t in chosen],
         "seed": seed,
     }
     scores = run_variants(

@@ -1,4 +1,4 @@
-"""Means of separability over heads, with intervals that hold whatever the heads have in common.
+"""Means over heads, with intervals that hold whatever the heads have in common.
 
 A result holds, for each head, a mean over documents and its standard error. The heads of a model
 see the same documents, so their errors are not independent: the standard error of a mean over
@@ -26,7 +26,7 @@ class Quantity:
     """Values with standard errors, NaN where there is none.
 
     Args:
-        value: Layer, head, top_n; or what is left of these axes.
+        value: Layer, then head, then an axis such as top_n; or what is left of these.
         error: Standard error over documents, or an upper limit of it.
     """
 
@@ -36,17 +36,16 @@ class Quantity:
     @property
     def low(self) -> Values:
         """Lower end of the interval."""
-        low: Values = self.value - 2 * self.error
-        return low
+        return np.asarray(self.value - 2 * self.error)
 
     @property
     def high(self) -> Values:
         """Upper end of the interval."""
-        high: Values = self.value + 2 * self.error
-        return high
+        return np.asarray(self.value + 2 * self.error)
 
     def __sub__(self, other: Quantity) -> Quantity:
-        return Quantity(self.value - other.value, self.error + other.error)
+        value, error = self.value - other.value, self.error + other.error
+        return Quantity(np.asarray(value), np.asarray(error))
 
     def __getitem__(self, key: Any) -> Quantity:
         return Quantity(self.value[key], self.error[key])
@@ -58,12 +57,12 @@ class Quantity:
         return f"{shown} ({number(low)} to {number(high)})" if np.isfinite(low) else shown
 
     def mean(self, heads: Values | None = None) -> Quantity:
-        """Mean over the heads that are marked (layer by head) and have values; keeps `top_n`."""
+        """Mean over the heads that are marked (layer by head) and have values; keeps a third axis."""
         marked = np.ones(self.value.shape[:2], bool) if heads is None else heads
         return _mean(self.value[marked], self.error[marked], axis=0)
 
     def mean_by_layer(self) -> Quantity:
-        """Mean over the heads of each layer: layer, top_n."""
+        """Mean over the heads of each layer; keeps a third axis."""
         return _mean(self.value, self.error, axis=1)
 
 
@@ -75,20 +74,49 @@ def _mean(value: Values, error: Values, axis: int) -> Quantity:
     # A head without a standard error leaves the mean without one.
     total = np.where(known, error, 0.0).sum(axis=axis)
     count = known.sum(axis=axis)
-    return Quantity(mean, np.where(count > 0, total / np.maximum(count, 1), np.nan))
+    return Quantity(np.asarray(mean), np.where(count > 0, total / np.maximum(count, 1), np.nan))
+
+
+def held(ds: xr.Dataset, name: str, *axes: str) -> bool:
+    """Whether the run holds a variable over exactly these axes."""
+    return name in ds and set(ds[name].dims) == set(axes)
+
+
+def estimate(ds: xr.Dataset, name: str, *axes: str) -> Quantity:
+    """A variable over these axes with its standard error, NaN where the run has none.
+
+    Raises:
+        ValueError: when `ds` holds no such variable.
+    """
+    if not held(ds, name, *axes):
+        names = sorted(str(each) for each in ds.data_vars)
+        over = " and ".join(filter(None, (", ".join(axes[:-1]), axes[-1])))
+        raise ValueError(f"ds holds no {name!r} per {over}; it holds {names}")
+    value = np.asarray(ds[name].transpose(*axes).values, dtype=np.float64)
+    if not held(ds, f"{name}_se", *axes):
+        return Quantity(value, np.full(value.shape, np.nan))
+    return Quantity(value, np.asarray(ds[f"{name}_se"].transpose(*axes).values, dtype=np.float64))
+
+
+def settled(found: Quantity) -> Quantity:
+    """Without the values that have no standard error, which a single document defines, if others have one.
+
+    Example:
+        >>> settled(Quantity(np.array([1.0, 2.0]), np.array([0.1, np.nan]))).value
+        array([ 1., nan])
+    """
+    known = np.isfinite(found.error)
+    return Quantity(np.where(known, found.value, np.nan), found.error) if known.any() else found
 
 
 def separability_measured(ds: xr.Dataset, *names: str) -> bool:
     """Whether the run holds these variables per layer, head and N; by default F."""
-    return all(name in ds and set(ds[name].dims) == set(_AXES) for name in names or ("f_score",))
+    return all(held(ds, name, *_AXES) for name in names or ("f_score",))
 
 
 def quantity(ds: xr.Dataset, name: str) -> Quantity:
     """A variable per layer, head and N with its standard error."""
-    value = np.asarray(ds[name].transpose(*_AXES).values, dtype=np.float64)
-    if not separability_measured(ds, f"{name}_se"):
-        return Quantity(value, np.full(value.shape, np.nan))
-    return Quantity(value, np.asarray(ds[f"{name}_se"].transpose(*_AXES).values, dtype=np.float64))
+    return estimate(ds, name, *_AXES)
 
 
 def sizes(ds: xr.Dataset) -> list[int]:

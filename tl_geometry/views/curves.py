@@ -13,15 +13,13 @@ from tl_geometry.views import averages, results, style
 from tl_geometry.views.averages import Quantity
 from tl_geometry.views.figures import value_map
 from tl_geometry.views.maps import F_GAIN, F_SCORE, HeadMap
+from tl_geometry.views.profiles import profile, profile_traces
 from tl_geometry.views.results import Values
 from tl_geometry.views.traces import (
     Series,
     against_n,
     along_n,
-    band,
     graded,
-    legend,
-    line,
     unit_axis,
 )
 
@@ -116,27 +114,20 @@ def layer_profile(ds: xr.Dataset, top_n: int = averages.PREFERRED_SIZE) -> go.Fi
     """
     require(ds)
     place = averages.nearest_size(ds, top_n)
-    figure = go.Figure(layer_traces(ds, place))
-    labels = results.layer_labels(ds)
     title = f"Separability by layer, N = {averages.sizes(ds)[place]}"
-    figure.update_layout(style.layout(title, width=1010, height=400), legend=legend(above=True))
-    figure.update_layout(margin={"t": 80}, title={"yref": "container", "y": 0.97, "yanchor": "top"})
-    span = [-0.5, len(labels) - 0.5]
-    figure.update_layout(
-        xaxis=style.thinned("layer", labels, most=16) | {"range": span}, yaxis=unit_axis()
-    )
-    return figure
+    return profile(ds, title, "F", _by_layer(ds, place)).update_layout(yaxis=unit_axis())
 
 
 def layer_traces(ds: xr.Dataset, place: int) -> list[go.Scatter]:
     """The lines and bands of `layer_profile` at one place of the axis `top_n`."""
-    x = [float(i) for i in range(ds.sizes["layer"])]
-    names = [f"layer {label}" for label in results.layer_labels(ds)]
-    traces = []
-    for series in _held(ds):
-        mean = averages.quantity(ds, series.variable).mean_by_layer()[:, place]
-        traces += [band(series, x, mean), line(series, x, mean, names)]
-    return traces
+    return profile_traces(ds, _by_layer(ds, place))
+
+
+def _by_layer(ds: xr.Dataset, place: int) -> list[tuple[Series, Quantity]]:
+    return [
+        (series, averages.quantity(ds, series.variable).mean_by_layer()[:, place])
+        for series in _held(ds)
+    ]
 
 
 def sink_effect_curves(ds: xr.Dataset) -> go.Figure:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import figures, results
+from tl_geometry.views.hovers import factored
 from tl_geometry.views.maps import MAPS, TS, HeadMap, coloured
 from tl_geometry.views.parts import Choice, Figure
 from tl_geometry.views.results import Values, number
@@ -88,6 +89,10 @@ def drawing(
     """
     data = json.loads(str(figure.to_json()))
     layout = data["layout"]
+    for trace in data["data"]:
+        if trace["type"] == "heatmap" and (parts := factored(trace.get("hovertext", []))):
+            trace["hover"] = parts
+            del trace["hovertext"]
     width, height = int(layout.pop("width")), int(layout["height"])
     del layout["title"]  # a heading of the page, not part of the drawing
     layout["margin"]["t"] = above

@@ -12,7 +12,15 @@ import xarray as xr
 from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY
 from tl_geometry.views.results import Values, number, significant
 
-EVALUATIONS = ("faithfulness", "sparsify", "head_sensitivity", "sink_interventions", "downstream")
+EVALUATIONS = (
+    "faithfulness",
+    "sparsify",
+    "head_sensitivity",
+    "sink_interventions",
+    "pattern_mixing",
+    "token_costs",
+    "downstream",
+)
 
 # What an interval says about a difference that should be positive.
 SHOWN, REVERSED, UNSETTLED, ALIKE = "shown", "reversed", "not settled", "alike"

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 import xarray as xr
 
 from tl_geometry.views import (
+    cost_findings,
+    cost_tables,
+    cost_views,
     downstream_views,
     faithfulness_tables,
     faithfulness_views,
+    mixing_tables,
+    mixing_views,
     order,
     sensitivity_views,
     sink_tables,
@@ -69,6 +74,20 @@ _SHOWN = {
         sink_views.section,
         sink_tables.sink_findings,
     ),
+    "pattern_mixing": _Shown(
+        "Mixed attention patterns",
+        mixing_tables.mixing_tables,
+        mixing_views.sentences,
+        mixing_views.section,
+        mixing_tables.mixing_findings,
+    ),
+    "token_costs": _Shown(
+        "Costs of a sink and of the diagonal",
+        cost_tables.token_costs_tables,
+        cost_tables.sentences,
+        cost_views.section,
+        cost_findings.token_costs_findings,
+    ),
     "downstream": _Shown(
         "Downstream accuracy",
         downstream_views.downstream_tables,
@@ -86,8 +105,8 @@ def evaluation_tables(ds: xr.Dataset) -> list[Table]:
         ...     print(table.title, *table.rows, sep="\\n")
 
     Args:
-        ds: A result of `faithfulness`, `sparsify`, `head_sensitivity`, `sink_interventions` or
-            `downstream`.
+        ds: A result of `faithfulness`, `sparsify`, `head_sensitivity`, `sink_interventions`,
+            `pattern_mixing` or `downstream`.
 
     Raises:
         ValueError: when `ds` is no result of an evaluation.

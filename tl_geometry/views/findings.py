@@ -9,13 +9,12 @@ import xarray as xr
 
 from tl_geometry.views import averages, results
 from tl_geometry.views.averages import Quantity
-from tl_geometry.views.results import number, significant
+from tl_geometry.views.results import Values, number, significant
 
 HOLDS, PARTLY = "Holds", "Holds in part"
 FAILS, OPEN = "Does not hold here", "Is not settled here"
 PAPER_FACTOR = (3.0, 10.0)
 PAPER_RETRIEVERS = (5.8, 17.2)
-_TIES = 0.99
 
 
 @dataclass(frozen=True)
@@ -55,54 +54,6 @@ def separability_findings(ds: xr.Dataset) -> list[Finding]:
     return [finding for part in parts if (finding := part(ds))]
 
 
-def ties_note(ds: xr.Dataset) -> str:
-    """A remark on the control at small N when precision lowers it; empty when it does not."""
-    if not averages.separability_measured(ds, "f_score_random") or 1 not in averages.sizes(ds):
-        return ""
-    place = averages.sizes(ds).index(1)
-    single = float(averages.quantity(ds, "f_score_random").mean().value[place])
-    if not single < _TIES:
-        return ""
-    return (
-        f"At N = 1 the control has F = {number(single)}, not 1: contributions too small to be told "
-        "apart at this numerical precision count as ties. This lowers the control at other small "
-        "N too."
-    )
-
-
-def tightness(ds: xr.Dataset) -> str:
-    """How far the lower bounds are from the measured F; empty when the run has no certificate.
-
-    Example:
-        >>> tightness(ds)  # doctest: +SKIP
-        'How tight the bounds are: at N = 8, F is 0.41; the inversions guarantee 0.22, ...'
-
-    Not a claim of the paper, whose bounds are for selections that are further idealised.
-    """
-    names = ("f_score", "certificate", "inversion_bound")
-    if not averages.separability_measured(ds, *names[:2]):
-        return ""
-    held = [name for name in names if averages.separability_measured(ds, name)]
-    means = {name: averages.quantity(ds, name).mean().value for name in held}
-    places = [k for k in averages.compared(ds) if np.isfinite(means["certificate"][k])]
-    if not places:
-        return ""
-    sizes = averages.sizes(ds)
-    k = min(places, key=lambda k: abs(np.log2(sizes[k] / averages.PREFERRED_SIZE)))
-    text = f"How tight the bounds are: at N = {sizes[k]}, F is {number(means['f_score'][k])}; "
-    if "inversion_bound" in means:
-        text += f"the inversions guarantee {number(means['inversion_bound'][k])}, "
-    text += f"the certificate, from lengths and angles alone, {_small(means['certificate'][k])}. "
-    tight = [str(sizes[k]) for k in places if 2 * means["certificate"][k] >= means["f_score"][k]]
-    where = "every N" if len(tight) == len(places) else f"N = {', '.join(tight)}"
-    text += f"It is at least half of F at {where if tight else 'no N'}. "
-    best = {name: sizes[max(places, key=lambda k: means[name][k])] for name in names[:2]}
-    text += f"F is largest at N = {best['f_score']}"
-    if any(means["certificate"][k] > 0 for k in places):
-        text += f", the certificate at N = {best['certificate']}"
-    return f"{text} (N = 1 left out)."
-
-
 def _above_random(ds: xr.Dataset) -> Finding | None:
     claim = "The most attended tokens are more separable than random ones, at every N."
     return _at_every_n(ds, "f_score", "f_score_random", None, claim, "F is higher than the control")
@@ -115,7 +66,7 @@ def _without_sink(ds: xr.Dataset) -> Finding | None:
     mixers = results.regimes(ds) == "mixer"
     if not mixers.any():
         return None
-    words = f"Over {_heads(int(mixers.sum()))}, F without the sink is higher"
+    words = f"Over {counted(int(mixers.sum()))}, F without the sink is higher"
     found = _at_every_n(ds, "f_score_no_sink", "f_score", mixers, claim, words)
     if found is None:
         return None
@@ -137,7 +88,7 @@ def _at_every_n(
     ds: xr.Dataset,
     upper: str,
     lower: str,
-    heads: results.Values | None,
+    heads: Values | None,
     claim: str,
     words: str,
 ) -> Finding | None:
@@ -156,54 +107,74 @@ def _at_every_n(
     if verdict == PARTLY:
         short = [str(sizes[k]) for k in places if not mean.low[k] > 0]
         evidence += f" It is not shown at N = {', '.join(short)}."
-    return Finding(verdict, claim, evidence + _no_interval(mean[places]))
+    return Finding(verdict, claim, evidence + no_interval(mean[places]))
 
 
 def verdict_over(difference: Quantity) -> str:
-    """The verdict on "positive everywhere", from the intervals of several differences.
+    """The verdict on "positive everywhere", from the intervals of several differences; see `decided`."""
+    return decided(difference.low > 0, difference.high <= 0)
 
-    `HOLDS` when all intervals lie above 0, `PARTLY` when some do, `FAILS` when none does and one
-    at least does not reach above 0, else `OPEN`.
+
+def decided(shown: Values, denied: Values) -> str:
+    """The verdict on a claim about several cases, from what the interval of each case shows.
+
+    `HOLDS` when it is shown in all cases, `PARTLY` in some, `FAILS` when in none and one at least
+    denies it, else `OPEN`.
     """
-    above = difference.low > 0
-    if above.any():
-        return HOLDS if above.all() else PARTLY
-    return FAILS if (difference.high <= 0).any() else OPEN
+    if shown.any():
+        return HOLDS if shown.all() else PARTLY
+    return FAILS if denied.any() else OPEN
+
+
+def most_below(found: Quantity, limit: int | float) -> str:
+    """The verdict on "below a limit in most heads", counting the heads whose intervals decide it."""
+    below, above = int((found.high < limit).sum()), int((found.low > limit).sum())
+    count = found.value.size
+    return HOLDS if 2 * below > count else FAILS if 2 * above >= count else OPEN
 
 
 def _sink_norm(ds: xr.Dataset) -> Finding | None:
-    found = _grid(ds, "sink_norm_ratio")
+    found = per_head(ds, "sink_norm_ratio")
     if found is None:
         return None
-    count = found.value.size
-    shorter, longer = int((found.high < 1).sum()), int((found.low > 1).sum())
     median = float(np.median(found.value))
-    verdict = HOLDS if 2 * shorter > count else FAILS if 2 * longer >= count else OPEN
-    factor = f"{significant(1 / median)} times shorter" if 0 < median < 1 else "not shorter"
     low, high = PAPER_FACTOR
     within = "within" if low * median <= 1 <= high * median else "outside"
-    evidence = (
-        f"In the median head it has {significant(median)} of the others' median length "
-        f"({factor}, {within} the paper's range of {low:g} to {high:g} times). It is shorter by "
-        f"more than two standard errors in {shorter} of {_heads(count)}, longer in {longer}."
-    )
+    evidence = lengths(found, f", {within} the paper's range of {low:g} to {high:g} times")
     claim = "In most heads the sink's value vector is shorter than the other tokens'."
-    return Finding(verdict, claim, evidence + _no_interval(found))
+    return Finding(most_below(found, 1), claim, evidence)
+
+
+def lengths(found: Quantity, more: str = "") -> str:
+    """How long the sink's vector is, from its length over the others' median in each head."""
+    median = float(np.median(found.value))
+    factor = f"{significant(1 / median)} times shorter" if 0 < median < 1 else "not shorter"
+    shorter, longer = int((found.high < 1).sum()), int((found.low > 1).sum())
+    return (
+        f"In the median head it has {significant(median)} of the others' median length "
+        f"({factor}{more}). It is shorter by more than two standard errors in {shorter} of "
+        f"{counted(found.value.size)}, longer in {longer}.{no_interval(found)}"
+    )
 
 
 def _sink_cosine(ds: xr.Dataset) -> Finding | None:
-    found = _grid(ds, "sink_cosine")
+    claim = "The sink's value vector points away from the other tokens' (negative mean cosine)."
+    return opposed(ds, "sink_cosine", claim)
+
+
+def opposed(ds: xr.Dataset, name: str, claim: str) -> Finding | None:
+    """Whether a cosine is negative in the mean over heads."""
+    found = per_head(ds, name)
     if found is None:
         return None
     mean = Quantity(found.value.mean(keepdims=True), found.error.mean(keepdims=True))
     against, along = int((found.high < 0).sum()), int((found.low > 0).sum())
     evidence = (
         f"The mean over heads is {mean.text(0)}; by more than two standard errors it is negative "
-        f"in {against} of {_heads(found.value.size)}, positive in {along}."
+        f"in {against} of {counted(found.value.size)}, positive in {along}."
     )
-    claim = "The sink's value vector points away from the other tokens' (negative mean cosine)."
     negated = Quantity(-mean.value, mean.error)
-    return Finding(verdict_over(negated), claim, evidence + _no_interval(mean))
+    return Finding(verdict_over(negated), claim, evidence + no_interval(mean))
 
 
 def _retrievers(ds: xr.Dataset) -> Finding | None:
@@ -219,34 +190,29 @@ def _retrievers(ds: xr.Dataset) -> Finding | None:
     low, high = PAPER_RETRIEVERS
     within = "within" if low <= share <= high else "outside"
     evidence = (
-        f"{counts['retriever']} of {_heads(known)} ({share:.1f} %) are retrievers, {rarest} of the "
+        f"{counts['retriever']} of {counted(known)} ({share:.1f} %) are retrievers, {rarest} of the "
         f"three regimes; {within} the paper's range of {low:g} to {high:g} %."
     )
     verdict = HOLDS if 2 * counts["retriever"] < known else FAILS
     return Finding(verdict, "Retrievers are a minority of the heads.", evidence)
 
 
-def _grid(ds: xr.Dataset, name: str) -> Quantity | None:
-    """The finite values of a variable per head, with their standard errors."""
+def per_head(ds: xr.Dataset, name: str) -> Quantity | None:
+    """The finite values of a variable per head, with their standard errors; None where there are none."""
     if not results.measured(ds, name):
         return None
-    value = results.values(ds, name)
-    error = np.full(value.shape, np.nan)
-    if results.measured(ds, f"{name}_se"):
-        error = results.values(ds, f"{name}_se")
-    known = np.isfinite(value)
-    return Quantity(value[known], error[known]) if known.any() else None
+    found = averages.estimate(ds, name, "layer", "head")
+    known = np.isfinite(found.value)
+    return found[known] if known.any() else None
 
 
-def _no_interval(found: Quantity) -> str:
+def no_interval(found: Quantity) -> str:
+    """A remark for evidence without any standard error; empty where there is one."""
     if np.isfinite(found.error).any():
         return ""
     return " Without standard errors (two documents at least) no interval can be given."
 
 
-def _small(x: float) -> str:
-    return "less than 0.01" if 0 < x < 0.01 else number(x)
-
-
-def _heads(count: int) -> str:
-    return f"{count} head" if count == 1 else f"{count} heads"
+def counted(count: int, noun: str = "head") -> str:
+    """A number of things: `1 head`, `3 heads`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

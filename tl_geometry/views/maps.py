@@ -12,6 +12,7 @@ from tl_geometry.views.results import Values, number, significant
 
 CW = "Cunningham & Muca Cirone, “Contribution Weights”, arXiv 2606.07604"
 TS = "Mudarisov et al., “Geometric Analysis of Token Selection”, arXiv 2602.01893"
+SD = "Sukenik et al., “Sink vs. diagonal patterns”, arXiv 2605.08453"
 GU = "Gu et al., “When Attention Sink Emerges in Language Models”, arXiv 2410.10781"
 
 # Cells without a value stay white, so no scale begins at white.
@@ -112,6 +113,26 @@ _ALL = (
         "How much of the layer's output a head supplies; the shares of a layer sum to 1. Brown: "
         "the head works against the sum of all heads.",
         f"{CW} (inter-head)",
+    ),
+    HeadMap(
+        "diagonal_attention",
+        "Attention to the token itself",
+        "attention",
+        "share",
+        number,
+        "The darker a cell, the larger the share of attention that the head's tokens keep to "
+        "themselves, the sink's own row left out.",
+        SD,
+    ),
+    HeadMap(
+        "mixing_ratio_no_sink",
+        "Mixing of tokens, sink left out",
+        "mixing ratio",
+        "share",
+        number,
+        "The part of other tokens in a row's output, by length, against that of its own token. "
+        "Pale heads let no other token in: they act like an MLP.",
+        f"Mixing ratio: Kobayashi et al., arXiv 2109.07152; as a soft switch: {SD}",
     ),
 )
 MAPS = {spec.variable: spec for spec in _ALL}

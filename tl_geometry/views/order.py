@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import xarray as xr
 
 from tl_geometry.measures.importances import share_output
+from tl_geometry.measures.selection import Scope
 from tl_geometry.views.estimates import (
     ALIKE,
     REVERSED,
@@ -140,7 +141,8 @@ def _alike(ds: xr.Dataset, step: Step) -> bool:
     """Whether both rank alike because the length of the output is the same for what is ranked together."""
     scope: Any = ds.attrs.get("settings", {}).get("scope")
     mode: Any = step.upper.mode
-    return share_output(scope, mode) and (step.lower, step.upper.importance) == PAPER[1:3]
+    compared = (step.lower, step.upper.importance) == PAPER[1:3]
+    return compared and scope in get_args(Scope) and share_output(scope, mode)
 
 
 def chain(ds: xr.Dataset, mode: str, sign: str) -> list[Step]:

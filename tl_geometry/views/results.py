@@ -51,6 +51,20 @@ def layer_labels(ds: xr.Dataset) -> list[str]:
     return [str(x) for x in ds["layer"].values.tolist()]
 
 
+def middle_layers(ds: xr.Dataset) -> Values | None:
+    """Which layers are the middle third of those in the run; None with fewer than three, or with names.
+
+    Names, as of an encoder's and a decoder's layers, have no common middle.
+    """
+    labels = layer_labels(ds)
+    if len(labels) < 3 or not all(label.isdigit() for label in labels):
+        return None
+    third = len(labels) // 3
+    place = np.arange(len(labels))
+    middle: Values = (place >= third) & (place < len(labels) - third)
+    return middle
+
+
 def head_labels(ds: xr.Dataset) -> list[str]:
     """Labels of the head axis; the positions if it has no coordinate."""
     return [str(x) for x in ds["head"].values.tolist()]

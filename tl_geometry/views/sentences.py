@@ -7,6 +7,7 @@ import xarray as xr
 
 from tl_geometry.views import averages, results
 from tl_geometry.views.results import number, significant
+from tl_geometry.views.sink_sentences import SINK_SENTENCES
 
 CLOSE_CALL = 0.05
 
@@ -23,7 +24,8 @@ def summary_sentences(ds: xr.Dataset) -> list[str]:
         ValueError: when `ds` has no layers or no heads.
     """
     results.check_result(ds)
-    parts = (_regimes, _sink_rate, _sink_metric, _sink_values, _sink_effect, _distance, _f_score)
+    first = (_regimes, _sink_rate, _sink_metric, _sink_values, _sink_effect)
+    parts = (*first, *SINK_SENTENCES, _distance, _f_score)
     return [sentence for part in parts if (sentence := part(ds))]
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import averages, curves, results
 from tl_geometry.views.drawings import drawing, value_drawing
-from tl_geometry.views.findings import separability_findings, ties_note, tightness
+from tl_geometry.views.findings import separability_findings
 from tl_geometry.views.maps import F_GAIN, F_SCORE, TS
+from tl_geometry.views.notes import ties_note, tightness
 from tl_geometry.views.page import visible
-from tl_geometry.views.parts import Choice, Figure, Section
+from tl_geometry.views.parts import Figure, Section
+from tl_geometry.views.profiles import choice
 from tl_geometry.views.results import Values, number
 from tl_geometry.views.summary import TOP, Table
 
@@ -94,11 +93,11 @@ def _figures(ds: xr.Dataset) -> list[Figure]:
 
 def _curves(ds: xr.Dataset) -> Figure:
     everything = curves.heads_of(ds)
-    choices = [_choice("all heads", curves.curve_traces(ds, everything), _words(ds, everything))]
+    choices = [choice("all heads", curves.curve_traces(ds, everything), _words(ds, everything))]
     for label in results.layer_labels(ds) if ds.sizes["layer"] > 1 else []:
         heads = curves.heads_of(ds, layer=label)
         name = f"layer {visible(label)}"
-        choices.append(_choice(name, curves.curve_traces(ds, heads), _words(ds, heads)))
+        choices.append(choice(name, curves.curve_traces(ds, heads), _words(ds, heads)))
     return drawing(
         "separability-curves",
         curves.f_curves(ds),
@@ -156,7 +155,7 @@ def _layers(ds: xr.Dataset) -> Figure:
         if np.isfinite(means).any():
             low, high = number(float(np.nanmin(means))), number(float(np.nanmax(means)))
             label += f": the N most attended tokens between {low} and {high}"
-        choices.append(_choice(str(n), curves.layer_traces(ds, place), label))
+        choices.append(choice(str(n), curves.layer_traces(ds, place), label))
     return drawing(
         "separability-layers",
         curves.layer_profile(ds),
@@ -167,12 +166,6 @@ def _layers(ds: xr.Dataset) -> Figure:
         choices=choices,
         choice_of="N =",
     )
-
-
-def _choice(name: str, traces: list[go.Scatter], label: str) -> Choice:
-    data: list[dict[str, Any]] = json.loads(str(go.Figure(traces).to_json()))["data"]
-    changing = ("x", "y", "hovertext")
-    return Choice(name, [{k: t[k] for k in changing if k in t} for t in data], label)
 
 
 def _words(ds: xr.Dataset, heads: Values) -> str:

@@ -73,7 +73,7 @@
     observer.unobserve(node);
     try {
       node.replaceChildren();
-      draw[node.dataset.kind](node, dataOf(`${node.id}-data`));
+      draw[node.dataset.kind](node, drawingOf(node.id));
       node.dataset.drawn = "yes";
     } catch (error) {
       node.replaceChildren();
@@ -84,13 +84,28 @@
 
   const dataOf = (id) => JSON.parse(document.getElementById(id).textContent);
 
+  // The hover texts of a map are stored in parts, see hovers.py.
+  function spellOut({ rows, columns, words, blank, rest }) {
+    const end = (text) => (text === null ? blank : (words + text).replaceAll("\n", "<br>"));
+    return rest.map((row, i) => row.map((text, j) => rows[i] + columns[j] + end(text)));
+  }
+
+  function drawingOf(id) {
+    const drawing = dataOf(`${id}-data`);
+    for (const trace of drawing.data ?? []) {
+      if (trace.hover) trace.hovertext = spellOut(trace.hover);
+      delete trace.hover;
+    }
+    return drawing;
+  }
+
   for (const select of document.querySelectorAll("select[data-figure]")) {
     select.addEventListener("change", () => {
       const node = document.getElementById(select.dataset.figure);
       show(node);
       const choice = dataOf(`${node.id}-choices`)[Number(select.value)];
       node.setAttribute("aria-label", choice.label);
-      const drawing = dataOf(`${node.id}-data`);
+      const drawing = drawingOf(node.id);
       const traces = drawing.data.map((trace, k) => ({ ...trace, ...choice.traces[k] }));
       window.Plotly.react(node, traces, drawing.layout, plotlyOptions);
     });

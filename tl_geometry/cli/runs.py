@@ -1,21 +1,14 @@
-"""The command `tl-geometry`: thin commands over `load_model`, `analyze`, `report`, `doctor` and the evaluations.
-
-Exit codes: 0 good; 2 for a mistake in the usage or the input, with one line on stderr; 130 when it was
-interrupted; 1 for a bug, with its traceback. The heavy imports stand inside the commands, so that `--help` is quick.
-"""
+"""The commands that measure a model and show what was found."""
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from traceback import walk_tb
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from tl_geometry.arguments import (
+from tl_geometry.cli.arguments import (
     Backend,
     BackendOption,
     BatchSize,
@@ -40,99 +33,14 @@ from tl_geometry.arguments import (
     load_model,
     parse_heads,
     parse_layers,
+    parse_measures,
     parse_sink,
     parse_top_n,
 )
-from tl_geometry.cli_evaluation import COMMANDS
 
-__all__ = ["app", "main"]
-
-# Of the exceptions for a wrong usage, typer itself exports only this one's subclass.
-_UsageError: Any = typer.BadParameter.__base__
+__all__ = ["COMMANDS"]
 
 
-_USER_ERRORS = (ValueError, OSError, ImportError)
-_INTERRUPTED = 130
-# Where errors of these very types say what is wrong with the model, the file or the task, and the remedy.
-_CHECKS: dict[type[Exception], tuple[str, ...]] = {
-    RuntimeError: ("tl_geometry.analysis.ledger", "tl_geometry.evaluation.checkpoint"),
-    NotImplementedError: ("tl_geometry.evaluation.harness",),
-}
-
-
-class _Group(TyperGroup):
-    """Ends with 2 and one line on stderr for a user's mistake; lets every other exception out."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (KeyboardInterrupt, typer.Abort):
-            _fail("interrupted", _INTERRUPTED)
-
-    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        kwargs["standalone_mode"] = False
-        try:
-            status = super().main(*args, **kwargs)
-        except _UsageError as error:
-            _fail(f"error: {error.format_message().rstrip('.')}; see tl-geometry --help")
-        except (*_USER_ERRORS, RuntimeError) as error:
-            if os.environ.get("TL_GEOMETRY_TRACEBACK") or not _is_users(error):
-                raise
-            _fail(f"error: {error}")
-        sys.exit(status if isinstance(status, int) else 0)
-
-
-def _is_users(error: Exception) -> bool:
-    """Whether the message says all that the user needs."""
-    if isinstance(error, _USER_ERRORS):
-        # A failed import of Python's own has the name of the module; ours explain what to do.
-        return not getattr(error, "name", None)
-    raised_in = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
-    return raised_in[-1] in _CHECKS.get(type(error), ())
-
-
-def _fail(message: str, code: int = 2) -> NoReturn:
-    typer.echo(f"tl-geometry: {' '.join(message.split())}", err=True)
-    sys.exit(code)
-
-
-def _warn(message: str) -> None:
-    typer.echo(f"tl-geometry: warning: {message}", err=True)
-
-
-app = typer.Typer(
-    cls=_Group,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="The geometry of attention: contribution weights, head regimes, sinks.",
-    epilog="With TL_GEOMETRY_TRACEBACK=1 in the environment every error shows its traceback.",
-)
-
-
-def main() -> None:
-    """Run the command line; the entry point of the console script."""
-    app(prog_name="tl-geometry")
-
-
-def _version(wanted: bool) -> bool:
-    if wanted:
-        from tl_geometry import __version__
-
-        typer.echo(f"tl-geometry {__version__}")
-        raise typer.Exit
-    return wanted
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Options of the command itself."""
-
-
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for demo.nc and demo.html.")] = Path("out"),
     force: Force = False,
@@ -145,7 +53,7 @@ def demo(
         check_output(path, force)
 
     from tl_geometry.analysis.store import save
-    from tl_geometry.demo import measure, print_findings
+    from tl_geometry.cli.demo import measure, print_findings
     from tl_geometry.views.report import report as write_report
 
     ds = measure(progress=not no_progress)
@@ -155,7 +63,6 @@ def demo(
     typer.echo(f"\n{result}\n{page}")
 
 
-@app.command()
 def analyze(
     model: Model,
     out: Annotated[Path, typer.Option(help="The netCDF file to write.")],
@@ -175,6 +82,12 @@ def analyze(
     sink: Sink = "first",
     layers: Layers = None,
     heads: Heads = None,
+    measures: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these, e.g. contributions,sinks,halfspace; default: the cheap ones."
+        ),
+    ] = None,
     top_n: Annotated[
         str, typer.Option(help="Numbers of selected tokens for separability.")
     ] = "1,2,4,8,16,32",
@@ -198,6 +111,7 @@ def analyze(
 ) -> None:
     """Measure a model on texts and write the result as a netCDF file."""
     options: dict[str, Any] = {
+        "measures": None if measures is None else parse_measures(measures),
         "n_ctx": n_ctx,
         "batch_size": batch_size,
         "prepend_bos": prepend_bos,
@@ -228,24 +142,25 @@ def analyze(
     typer.echo(f"{out}: {ds.attrs['documents']} documents, {ds.attrs['tokens']} tokens")
 
 
-@app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A netCDF file of `tl-geometry analyze`.")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="netCDF files of one model: of analyze (one), of the evaluations."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
     title: Annotated[str | None, typer.Option(help="Heading of the report.")] = None,
     force: Force = False,
 ) -> None:
-    """Write the report of a result as one HTML file that needs no network."""
+    """Write the report of one result or of several as one HTML file that needs no network."""
     check_output(out, force)
 
     from tl_geometry.analysis.store import load
     from tl_geometry.views.report import report as write_report
 
-    write_report(load(run), out, title)
+    write_report([load(run) for run in runs], out, title)
     typer.echo(str(out))
 
 
-@app.command()
 def compare(
     first: Annotated[Path, typer.Argument(help="A netCDF file of `tl-geometry analyze`.")],
     second: Annotated[Path, typer.Argument(help="Another one, of the same layers and heads.")],
@@ -257,7 +172,6 @@ def compare(
     typer.echo(repr(compare_runs(load(first), load(second))))
 
 
-@app.command()
 def doctor(
     model: Model,
     backend: BackendOption = Backend.auto,
@@ -271,5 +185,8 @@ def doctor(
     typer.echo(repr(examine(load_model(model, backend, processing, device, dtype))))
 
 
-for command in COMMANDS:
-    app.command()(command)
+def _warn(message: str) -> None:
+    typer.echo(f"tl-geometry: warning: {message}", err=True)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (demo, analyze, report, compare, doctor)

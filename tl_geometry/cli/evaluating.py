@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from tl_geometry.arguments import (
+from tl_geometry.cli.arguments import (
     Backend,
     Corpus,
     Dtype,
@@ -39,6 +39,7 @@ _FUNCTIONS = {
     "sparsify": ("sparsify", "sparsify"),
     "sensitivity": ("sensitivity", "head_sensitivity"),
     "sinks": ("sinks", "sink_interventions"),
+    "mixing": ("mixing", "pattern_mixing"),
     "downstream": ("downstream", "downstream"),
 }
 """Module and function in the room evaluation, by command."""
@@ -83,14 +84,14 @@ def on_texts(
     evaluate = _function(command)
     ds = evaluate(load_model(*loading), texts, **options)
     ds.attrs["corpus"] = [texts.record(ds.attrs["tokens"])]
-    _show(ds, output)
+    show(ds, output)
 
 
 def on_tasks(tasks: list[str], options: dict[str, Any], loading: Loading, output: Output) -> None:
     """Run the evaluation on downstream tasks."""
     _check(options, output)
     evaluate = _function("downstream")
-    _show(evaluate(load_model(*loading), tasks, **options), output)
+    show(evaluate(load_model(*loading), tasks, **options), output)
 
 
 def _check(options: dict[str, Any], output: Output) -> None:
@@ -108,16 +109,18 @@ def _function(command: str) -> Callable[..., Any]:
     return found
 
 
-def _show(ds: Any, output: Output) -> None:
+def show(ds: Any, output: Output) -> None:
     """Save, print, report; saved first, so that no fault of the display loses the result."""
     from tl_geometry.analysis.store import save
-    from tl_geometry.terminal import plain_console, print_tables
-    from tl_geometry.views.evaluations import evaluation_tables
-    from tl_geometry.views.report import report as write_report
 
     out, report, _ = output
     if out is not None:
         save(ds, out)
+
+    from tl_geometry.cli.terminal import plain_console, print_tables
+    from tl_geometry.views.evaluations import evaluation_tables
+    from tl_geometry.views.report import report as write_report
+
     print_tables(evaluation_tables(ds), plain_console(_WIDTH))
     if report is not None:
         write_report(ds, report)

@@ -7,7 +7,7 @@ from typing import Any
 import xarray as xr
 from rich.console import Console
 
-from tl_geometry.terminal import plain_console, print_tables
+from tl_geometry.cli.terminal import plain_console, print_tables
 
 __all__ = ["measure", "print_findings"]
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tl_geometry.arguments import (
+from tl_geometry.cli.arguments import (
     Backend,
     BackendOption,
     BatchSize,
@@ -48,7 +48,7 @@ from tl_geometry.arguments import (
     parse_shares,
     parse_sink,
 )
-from tl_geometry.evaluating import chosen, on_tasks, on_texts, running, windows
+from tl_geometry.cli.evaluating import chosen, on_tasks, on_texts, running, windows
 
 __all__ = ["COMMANDS"]
 
@@ -198,50 +198,6 @@ def sensitivity(
     on_texts("sensitivity", options, source, loading, (out, report, force))
 
 
-def sinks(
-    model: Model,
-    text: Text = None,
-    dataset: Dataset = None,
-    corpus: CorpusOption = None,
-    split: Split = "train",
-    text_field: TextField = "text",
-    backend: BackendOption = Backend.auto,
-    processing: Processing = True,
-    device: Device = None,
-    dtype: DtypeOption = None,
-    interventions: Annotated[
-        str, typer.Option(help="What to do with the sinks.")
-    ] = "zero_value,renormalize,rescale,mean",
-    factor: Annotated[float, typer.Option(help="Factor of rescale.")] = 2.0,
-    sink: Sink = "first",
-    layers: Layers = None,
-    heads: Heads = None,
-    n_ctx: Window = 256,
-    batch_size: BatchSize = None,
-    max_documents: MaxDocuments = 8,
-    prepend_bos: PrependBos = None,
-    seed: Seed = 0,
-    checkpoint: Checkpoint = None,
-    resume: Resume = False,
-    out: Out = None,
-    report: Report = None,
-    force: Force = False,
-    no_progress: NoProgress = False,
-) -> None:
-    """Change the attention sinks: loss, output norms and cone alignment before and after."""
-    options = {
-        "interventions": parse_names(interventions),
-        "factor": factor,
-        "sink": parse_sink(sink),
-        **chosen(layers, heads),
-        **windows(n_ctx, batch_size, max_documents, prepend_bos),
-        **running(seed, checkpoint, resume, no_progress),
-    }
-    source = (text, dataset, corpus, split, text_field)
-    loading = (model, backend, processing, device, dtype)
-    on_texts("sinks", options, source, loading, (out, report, force))
-
-
 def downstream(
     model: Model,
     tasks: Annotated[str, typer.Option(help="Tasks of lm_eval, e.g. boolq,winogrande.")],
@@ -291,4 +247,4 @@ def downstream(
     on_tasks(parse_names(tasks), options, loading, (out, report, force))
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (faithfulness, sparsify, sensitivity, sinks, downstream)
+COMMANDS: tuple[Callable[..., None], ...] = (faithfulness, sparsify, sensitivity, downstream)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -231,6 +231,20 @@ def parse_top_n(text: str) -> tuple[int, ...]:
 def parse_names(text: str) -> list[str]:
     """Names: "intra,inter"."""
     return [part.strip() for part in text.split(",")]
+
+
+def parse_measures(text: str) -> list[str]:
+    """Names of measures: "sinks,switches"."""
+    from tl_geometry.analysis.defaults import MeasureName
+
+    names = parse_names(text)
+    known = get_args(MeasureName)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(
+            f"there is no measure {unknown[0]!r}, only {', '.join(known)}", param_hint="--measures"
+        )
+    return names
 
 
 def parse_shares(text: str, option: str) -> list[float]:
