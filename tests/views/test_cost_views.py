@@ -64,7 +64,7 @@ def test_curves_are_the_samples_geometric_means_with_exponents_in_the_legend() -
             exponent = ends(ds, f"{target}_exponent", tokens=kind, norm=norm)
             assert numbers(trace.name) == pytest.approx(exponent, abs=6e-3)
     assert figure.layout.xaxis.tickvals == (8, 16, 32, 64)
-    assert figure.layout.yaxis2.ticktext == ("2", "5", "10", "20", "50", "100", "200")
+    assert figure.layout.yaxis2.ticktext == ("2", "5", "10", "20", "50", "100", "200", "500")
     assert {figure.layout[name].type for name in ("xaxis", "xaxis2", "yaxis", "yaxis2")} == {"log"}
     assert [note.text for note in figure.layout.annotations] == ["Frobenius norm", "Nuclear norm"]
 
