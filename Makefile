@@ -3,6 +3,7 @@
 #   make demo                 SmolLM2's geometry: tables here, out/demo.nc and out/demo.html
 #   make test                 the tests; make TL=4.3.0 test, make TL=2.18.0 test: the other lines
 #   make lint                 ruff, mypy, import-linter
+#   make sinks                what sinks do and cost in SmolLM2: out/sinks.html
 #   make bench                the benchmarks (writes bench.json)
 #   make bounds               the bounds on separability, on every row of the demo corpora
 #   make browser              Debian's Chromium for the tests that open a page
@@ -37,7 +38,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bounds browser clean env
+.PHONY: help demo sinks test lint bench bounds browser clean env
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -76,6 +77,18 @@ env: $(STAMPS)/smollm2
 
 demo: env
 	$(BIN)/tl-geometry demo --out out --force $(DEMO_ARGS)
+
+# One window of text after the other is asked for the half-space conditions, which takes its time.
+SINKS := $(addprefix out/sinks-,run.nc interventions.nc mixing.nc costs.nc)
+
+sinks: env
+	@mkdir -p out
+	$(BIN)/tl-geometry analyze smollm2 --corpus demo-prose --max-documents 8 --keep-examples 1 --force \
+	  --measures contributions,regimes,sinks,separability,switches,halfspace --out out/sinks-run.nc
+	$(BIN)/tl-geometry sinks smollm2 --corpus demo-prose --out out/sinks-interventions.nc --force
+	$(BIN)/tl-geometry mixing smollm2 --corpus demo-prose --out out/sinks-mixing.nc --force
+	$(BIN)/tl-geometry costs smollm2 --corpus demo-prose --run out/sinks-run.nc --out out/sinks-costs.nc --force
+	$(BIN)/tl-geometry report $(SINKS) --out out/sinks.html --force
 
 test: env
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) -n 2 $(PYTEST_ARGS)
