@@ -84,7 +84,7 @@ SINKS := $(addprefix out/sinks-,run.nc interventions.nc mixing.nc costs.nc)
 sinks: env
 	@mkdir -p out
 	$(BIN)/tl-geometry analyze smollm2 --corpus demo-prose --max-documents 8 --keep-examples 1 --force \
-	  --measures contributions,regimes,sinks,separability,switches,halfspace --out out/sinks-run.nc
+	  --measures contributions,regimes,sinks,separability,value_halfspace,halfspace --out out/sinks-run.nc
 	$(BIN)/tl-geometry sinks smollm2 --corpus demo-prose --out out/sinks-interventions.nc --force
 	$(BIN)/tl-geometry mixing smollm2 --corpus demo-prose --out out/sinks-mixing.nc --force
 	$(BIN)/tl-geometry costs smollm2 --corpus demo-prose --run out/sinks-run.nc --out out/sinks-costs.nc --force

@@ -51,6 +51,9 @@ def test_halfspace_is_smoothing_with_its_conditions(model):
     ds = analyze(model, tokens(2, 9), ["halfspace"], seed=5, progress=False)
     assert ds.attrs["measures"]["Smoothing"]["seed"] == 5
     assert {"similarity_out", "halfspace_feasible"} <= set(ds.data_vars)
+    values = analyze(model, tokens(2, 9), "value_halfspace", seed=5, progress=False)
+    assert values.attrs["measures"]["Switches"]["seed"] == 5
+    assert {"off_rate", "value_halfspace_feasible"} <= set(values.data_vars)
     with pytest.raises(ValueError, match="would be written twice"):
         analyze(model, tokens(2, 9), ["smoothing", "halfspace"], progress=False)
 

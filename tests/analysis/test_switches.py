@@ -15,6 +15,8 @@ from tl_geometry.analysis import Probe
 from tl_geometry.analysis.contributions import Contributions
 from tl_geometry.analysis.sinks import Sinks
 from tl_geometry.analysis.switches import Switches
+from tl_geometry.hooks import attention_sites
+from tl_geometry.measures import halfspace_margins
 
 FRACTIONS = (0.3, 0.6, 1.0)
 PER_ROW = (
@@ -251,7 +253,7 @@ def test_alone_it_gives_what_it_gives_among_others(factory):
         assert "arXiv" in alone[name].attrs["source"]
         assert alone[name].attrs["long_name"]
     assert alone.attrs["measures"] == {
-        "Switches": {"fractions": [0.05, 0.1, 0.2, 0.3], "queries": 64}
+        "Switches": {"fractions": [0.05, 0.1, 0.2, 0.3], "queries": 64, "halfspace": False}
     }
 
 
@@ -267,3 +269,68 @@ def test_alone_it_gives_what_it_gives_among_others(factory):
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         Switches(**options)
+
+
+# -- values in a half-space --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [256, 5])
+def test_halfspace_of_the_projected_values(factory, limit):
+    """In the residual stream itself, head by head, where the accumulator works in frames of heads."""
+    model = factory(dtype=torch.float64)
+    ids, mask = tokens(3, 19), torch.tensor(PADDING["gaps"])
+    measure = Switches(halfspace=True, halfspace_tokens=limit, seed=4)
+    probe = Probe(model, [measure])
+    model.run_with_hooks(ids, fwd_hooks=probe.hooks(mask), attention_mask=mask)
+    ds = probe.result()
+    for label, layer in enumerate(record(model, ids, attention_mask=mask)):
+        n_heads = len(layer.W_O)
+        for head in range(n_heads):
+            found = {}
+            for v, real in zip(layer.v, mask.bool(), strict=True):
+                x = v[real, head * v.shape[1] // n_heads] @ layer.W_O[head]
+                if len(x) > limit:
+                    x = x[[-(-k * len(x) // limit) for k in range(limit)]]
+                one = halfspace_margins(x, None, control=False)
+                rank = torch.linalg.matrix_rank(x.double(), rtol=1e-8)
+                values = (one.origin_margin > 0, one.origin_margin / one.longest, rank, len(x))
+                for name, value in zip(
+                    ("feasible", "margin", "rank", "tokens"), values, strict=True
+                ):
+                    found.setdefault(name, []).append(float(value))
+            for name, values in found.items():
+                full = "value_rank" if name == "rank" else f"value_halfspace_{name}"
+                here = float(ds[full].sel(layer=label, head=head))
+                assert here == pytest.approx(np.mean(values), abs=1e-6), (full, label, head)
+    if limit == 5:  # five values of eight dimensions
+        assert (ds.value_rank == 5).all()
+        assert (ds.value_halfspace_margin_random > 0).all()
+    assert ds.attrs["measures"]["Switches"] == {
+        "fractions": [0.05, 0.1, 0.2, 0.3], "queries": 64,
+        "halfspace": True, "halfspace_tokens": limit, "seed": 4,
+    }  # fmt: skip
+
+
+def test_values_that_cancel_are_in_no_halfspace(tiny_model):
+    """With the values of half of the tokens turned round the origin is among them."""
+    ids = tokens(2, 40)
+
+    def fold(v, hook):
+        half = v[:, ::2]
+        return torch.stack([half, -half], 2).flatten(1, 2)
+
+    sites = attention_sites(tiny_model)
+    probe = Probe(tiny_model, [Switches(halfspace=True)])
+    folds = [(site.v_hook, fold) for site in sites]
+    tiny_model.run_with_hooks(ids, fwd_hooks=[*folds, *probe.hooks()])
+    ds = probe.result()
+    assert (ds.value_halfspace_feasible == 0).all()
+    assert (ds.value_halfspace_margin == 0).all()
+    assert (ds.value_rank == 8).all()
+
+
+def test_halfspace_is_left_out_by_default(tiny_model):
+    ds = measured(tiny_model, tokens(2, 9))
+    assert not any("halfspace" in name for name in ds.data_vars)
+    with pytest.raises(ValueError, match="halfspace_tokens must be at least 1, got 0"):
+        Switches(halfspace_tokens=0)

@@ -66,8 +66,8 @@ def analyze(
             ids, ``(tokens, mask)`` pairs or dicts with ``input_ids`` and ``attention_mask``.
         measures: accumulators, or names of them: ``"contributions"``, ``"regimes"``, ``"sinks"``,
             ``"separability"``, ``"switches"`` and ``"smoothing"``, which are the default, and
-            ``"halfspace"`` (smoothing with the half-space conditions, about a second per layer and
-            document).
+            ``"value_halfspace"`` and ``"halfspace"`` (switches, smoothing with the half-space conditions
+            of values and of tokens, about a second per layer and document).
         n_ctx: tokens per window. Each window of a text is one document of the statistics.
         batch_size: windows per forward; by default about a thousand tokens.
         prepend_bos: whether a bos token opens every window of text; by default what the model's

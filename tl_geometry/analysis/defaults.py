@@ -18,9 +18,16 @@ from tl_geometry.measures.separability import TOP_N
 __all__ = ["MeasureName", "Options", "check_distinct", "checked_measures", "default_measures"]
 
 MeasureName: TypeAlias = Literal[
-    "contributions", "regimes", "sinks", "separability", "switches", "smoothing", "halfspace"
+    "contributions",
+    "regimes",
+    "sinks",
+    "separability",
+    "switches",
+    "smoothing",
+    "value_halfspace",
+    "halfspace",
 ]
-"""Measures that go by a name; the last is the costly form of the one before it."""
+"""Measures that go by a name; the last two are the costly forms of the two before them."""
 
 QUERIES = 64
 
@@ -41,6 +48,7 @@ _NAMED: dict[str, Callable[[Options], Accumulator]] = {
     "separability": lambda o: Separability(o.top_n, queries=o.queries, seed=o.seed),
     "switches": lambda _: Switches(),
     "smoothing": lambda _: Smoothing(),
+    "value_halfspace": lambda o: Switches(halfspace=True, seed=o.seed),
     "halfspace": lambda o: Smoothing(halfspace=True, seed=o.seed),
 }
 

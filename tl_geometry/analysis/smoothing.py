@@ -11,6 +11,7 @@ from torch import Tensor
 from tl_geometry.analysis.accumulator import Accumulator, Measured, ResidualStream, Variable
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.halfspace import halfspace_margins
+from tl_geometry.measures.masks import spread_tokens
 from tl_geometry.measures.similarity import TokenVectors
 
 __all__ = ["Smoothing"]
@@ -114,7 +115,7 @@ class Smoothing(Accumulator):
         return found | (self._halfspace(stream) if self.halfspace else {})
 
     def _halfspace(self, stream: ResidualStream) -> dict[str, Tensor]:
-        kept = _spread(stream.real, self.most_tokens)
+        kept = spread_tokens(stream.real, self.most_tokens)
         margins = halfspace_margins(stream.attended, mask=kept, seed=self.seed)
         longest = margins.longest
         values = {
@@ -129,13 +130,3 @@ class Smoothing(Accumulator):
             "sink_margin_random": margins.control_sink_margin / longest,
         }
         return {f"halfspace_{name}": value for name, value in values.items()}
-
-
-def _spread(real: Tensor, n: int) -> Tensor:
-    """Up to n evenly spaced tokens of each document, its first included."""
-    rank = real.cumsum(-1) - 1
-    count = real.sum(-1, keepdim=True)
-    # The k-th token is kept where k n / count passes a whole number.
-    whole = (rank * n).div(count.clamp(min=1), rounding_mode="floor")
-    before = ((rank - 1) * n).div(count.clamp(min=1), rounding_mode="floor")
-    return real & ((count <= n) | (whole > before))

@@ -212,3 +212,13 @@ def received_attention(
     if available.shape[-1] == available.shape[-2]:
         seen_by = seen_by - available.diagonal(dim1=-2, dim2=-1).long()
     return received, seen_by
+
+
+def spread_tokens(real: Bool[Tensor, "batch pos"], n: int) -> Bool[Tensor, "batch pos"]:
+    """Up to n evenly spaced real tokens of each document, its first included."""
+    rank = real.cumsum(-1) - 1
+    count = real.sum(-1, keepdim=True)
+    # The k-th token is kept where k n / count passes a whole number.
+    whole = (rank * n).div(count.clamp(min=1), rounding_mode="floor")
+    before = ((rank - 1) * n).div(count.clamp(min=1), rounding_mode="floor")
+    return real & ((count <= n) | (whole > before))
