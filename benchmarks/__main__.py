@@ -25,6 +25,7 @@ from benchmarks.harness import (
     write_json,
 )
 from tl_geometry.ablations.entries import EntryMasker
+from tl_geometry.analysis.defaults import default_measures
 from tl_geometry.data import demo_corpora, token_batches
 from tl_geometry.evaluation.sensitivity import head_sensitivity
 from tl_geometry.hooks import attention_sites
@@ -54,7 +55,7 @@ def separability_hooks(model: Any, queries: Any) -> list[Any]:
 def timings() -> Iterator[Row]:
     model, tokens = model_and_tokens(512)
     contributions = tlg.Probe(model, [tlg.Contributions()])
-    everything = tlg.Probe(model)
+    everything = tlg.Probe(model, default_measures(stream=True))
 
     def hooked(hooks: Callable[[], list[Any]]) -> Callable[[], object]:
         return lambda: model.run_with_hooks(tokens, fwd_hooks=hooks())

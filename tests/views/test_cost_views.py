@@ -14,7 +14,6 @@ from views_data.evaluations import make_sparsify
 
 from tl_geometry.views import cost_findings, cost_tables, cost_views
 from tl_geometry.views.cost_tables import KINDS, TARGETS
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY
 from tl_geometry.views.report import report_html
 
 EVIL = "</script><script>window.pwned=1</script><b>"
@@ -31,13 +30,6 @@ def numbers(cell: str) -> list[float]:
 
 def ends(ds: xr.Dataset, name: str, **where: Any) -> list[float]:
     return [float(ds[name + end].sel(where)) for end in ("", "_low", "_high")]
-
-
-def findings(ds: xr.Dataset) -> dict[str, Any]:
-    """By a few words of the claim."""
-    words = ("orthonormal", "grows faster (nuclear", "(Frobenius", "less than", "dearer")
-    found = cost_findings.token_costs_findings(ds)
-    return {word: next((f for f in found if word in f.claim), None) for word in words}
 
 
 # Figures.
@@ -184,80 +176,8 @@ def test_sentences_count_what_was_left_out_and_what_is_infeasible() -> None:
     assert "heads" not in plain
 
 
-# Verdicts.
-
-
-@pytest.mark.parametrize(
-    ("exponents", "expected"),
-    [((0.5, 1.0), HOLDS), ((0.5, 1.4), PARTLY), ((1.0, 0.6), FAILS)],
-)
-def test_the_gap_of_one_half(exponents: tuple[float, float], expected: str) -> None:
-    ds = make_token_costs({"orthonormal": exponents}, noise=0.005)
-    found = findings(ds)["orthonormal"]
-    assert found.verdict == expected
-    gap = ends(ds, "exponent_gap", tokens="orthonormal", norm="nuclear")
-    assert numbers(found.evidence.rpartition("the gap is")[2]) == pytest.approx(gap, abs=6e-3)
-
-
-@pytest.mark.parametrize(
-    ("exponents", "noise", "expected"),
-    [((0.6, 1.2), 0.01, HOLDS), ((1.2, 0.6), 0.01, FAILS), ((0.9, 0.9), 0.3, OPEN)],
-)
-def test_growth_on_the_models_own_tokens(
-    exponents: tuple[float, float], noise: float, expected: str
-) -> None:
-    ds = make_token_costs({"model": exponents}, noise=noise)
-    assert findings(ds)["grows faster (nuclear"].verdict == expected
-
-
-@pytest.mark.parametrize(
-    ("factor", "infeasible", "expected"),
-    [
-        (2.0, {}, HOLDS),
-        (0.01, {}, FAILS),
-        (2.0, {("sink", "model"): [0, 0, 0.25, 1]}, FAILS),
-        (0.01, {("diagonal", "model"): [1, 1, 1, 1]}, HOLDS),
-        (2.0, {(t, "model"): [0, 0, 0, 1] for t in TARGETS}, PARTLY),
-    ],
-)
-def test_which_is_the_cheaper_one(factor: float, infeasible: Any, expected: str) -> None:
-    ds = make_token_costs(factor={"model": factor}, infeasible=infeasible)
-    found = cost_findings.token_costs_findings(ds)
-    about = [f for f in found if "a sink costs less" in f.claim]
-    assert [f.verdict for f in about] == [expected, expected]
-    assert ["(Frobenius norm)" in f.claim for f in about] == [True, False]
-    ratio = float(ds.cost_ratio.sel(tokens="model", norm="nuclear", length=8))
-    if np.isfinite(ratio):
-        assert numbers(about[1].evidence)[0] == pytest.approx(ratio, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("factor", "expected"),
-    [
-        ({}, HOLDS),
-        ({"random": 0.01}, PARTLY),
-        ({"random": 0.01, "model": 0.01, "orthonormal": 0.01}, FAILS),
-    ],
-)
-def test_where_it_turns_round(factor: dict[str, float], expected: str) -> None:
-    found = findings(make_token_costs(factor=factor))["dearer"]
-    assert found.verdict == expected
-    for kind, words in KINDS.items():
-        turned = f"{words} from T = 8 on" if kind in factor else f"{words} nowhere"
-        assert turned in found.evidence
-
-
-def test_without_any_cost_nothing_is_settled() -> None:
-    nothing = {(target, kind): [1, 1, 1, 1] for target in TARGETS for kind in KINDS}
-    verdicts = {
-        f.verdict for f in cost_findings.token_costs_findings(make_token_costs(infeasible=nothing))
-    }
-    assert verdicts == {OPEN}
-
-
 def test_one_norm_will_do() -> None:
     ds = make_token_costs(norms=("frobenius",))
-    assert {f.claim.count("nuclear") for f in cost_findings.token_costs_findings(ds)} == {0}
     assert len(lines(cost_views.cost_curves(ds), "x")) == 6
 
 

@@ -26,8 +26,8 @@ from tl_geometry import load, report, save, views
 from tl_geometry.evaluation.sparsify import sparsity_table
 from tl_geometry.views import order
 from tl_geometry.views.estimates import EVALUATIONS, evaluation_of
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN
 from tl_geometry.views.report import report_html
+from tl_geometry.views.verdicts import FAILS, HOLDS, OPEN
 
 MAKERS: dict[str, Callable[[], xr.Dataset]] = {
     "faithfulness": lambda: make_faithfulness(noise=0.1),
@@ -473,7 +473,49 @@ def test_the_cone_and_the_loss_are_judged(turn: float, loss: float, expected: li
     found = views.evaluation_findings(make_interventions(turn=turn, loss=loss))
     assert [finding.verdict for finding in found] == expected
     assert found[0].claim.startswith("Without the sink's value, heads of low norm turn into")
-    assert ("the intervals overlap" in found[0].evidence) == (turn == 0)
+    ds = make_interventions(turn=turn, loss=loss)
+    where = {"intervention": "zero_value", "group": "low norm"}
+    change = interval(ds, "delta_group_cone_alignment", **where)
+    told = found[0].evidence.partition("on the same documents it changes by ")[2].partition(";")[0]
+    np.testing.assert_allclose(numbers(told)[:3], change, atol=6e-3)
+    unpaired = views.evaluation_findings(_without_pairs(ds))
+    assert [finding.verdict for finding in unpaired] == expected
+    assert ("the intervals overlap" in unpaired[0].evidence) == (turn == 0)
+    assert "this result holds no differences by document" in unpaired[0].evidence
+
+
+def _without_pairs(ds: xr.Dataset) -> xr.Dataset:
+    return ds.drop_vars([name for name in ds if str(name).startswith("delta_group_")])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change", "paired", "unpaired"),
+    [
+        ((0.2, 0.4), (0.3, 0.5), (0.05, 0.15), HOLDS, OPEN),  # the documents differ, not the change
+        ((0.2, 0.4), (0.3, 0.5), (-0.05, 0.15), OPEN, OPEN),
+        ((0.3, 0.5), (0.2, 0.4), (-0.15, -0.05), FAILS, OPEN),
+        ((0.1, 0.2), (0.2, 0.3), (0.05, 0.15), HOLDS, OPEN),  # ends that touch overlap
+        ((0.1, 0.2), (0.3, 0.4), (0.1, 0.3), HOLDS, HOLDS),
+    ],
+)
+def test_the_cone_is_judged_on_the_same_documents(
+    before: tuple[float, float],
+    after: tuple[float, float],
+    change: tuple[float, float],
+    paired: str,
+    unpaired: str,
+) -> None:
+    ds = make_interventions()
+    cells = (
+        ("group_cone_alignment", "none", before),
+        ("group_cone_alignment", "zero_value", after),
+        ("delta_group_cone_alignment", "zero_value", change),
+    )
+    for name, which, ends in cells:
+        for end, value in zip(("_low", "_high"), ends, strict=True):
+            ds[name + end].loc[{"intervention": which, "group": "low norm"}] = value
+    assert views.evaluation_findings(ds)[0].verdict == paired
+    assert views.evaluation_findings(_without_pairs(ds))[0].verdict == unpaired
 
 
 def test_without_the_intervention_nothing_is_claimed() -> None:

@@ -7,10 +7,10 @@ import xarray as xr
 from views_data.evaluations import make_interventions, make_mixing
 
 from tl_geometry import views
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY
 from tl_geometry.views.mixing_tables import mixing_findings
 from tl_geometry.views.mixing_views import section
 from tl_geometry.views.report import report_html
+from tl_geometry.views.verdicts import FAILS, HOLDS, OPEN, PARTLY
 
 
 def numbers(cell: str) -> list[float]:
@@ -104,8 +104,11 @@ def test_both_claims_are_judged_at_every_share(steps: tuple[float, ...], expecte
     sparser = [-step for step in steps]
     ds = make_mixing(moves={"uniform": steps, "identity": sparser})
     denser, less_dense = views.evaluation_findings(ds)
-    assert denser.claim == "Denser attention (towards uniform) makes tokens more alike."
-    assert less_dense.claim == "Sparser attention (towards identity) makes tokens less alike."
+    assert denser.claim == "Denser attention (towards uniform) makes tokens more alike, at every t."
+    assert (
+        less_dense.claim
+        == "Sparser attention (towards identity) makes tokens less alike, at every t."
+    )
     assert [denser.verdict, less_dense.verdict] == [expected, expected]
     for finding, target in ((denser, "uniform"), (less_dense, "identity")):
         before, changes = finding.evidence.split("; it changes by ")

@@ -5,17 +5,9 @@ from views_data.evaluations import FRACTIONS, IMPORTANCES, make_faithfulness
 
 from tl_geometry.evaluation.faithfulness_plan import plan_runs
 from tl_geometry.views import evaluation_findings, order
-from tl_geometry.views.estimates import (
-    ALIKE,
-    REVERSED,
-    SHOWN,
-    UNSETTLED,
-    Estimates,
-    listed,
-    percent,
-    verdict,
-)
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY, Finding
+from tl_geometry.views.estimates import Estimates, listed, percent
+from tl_geometry.views.findings import Finding
+from tl_geometry.views.verdicts import FAILS, HOLDS, OPEN, PARTLY, REVERSED, SHOWN, UNSETTLED
 
 RISING = {"attention": 0.1, "value_weighted": 0.2, "value_weighted_normalized": 0.3}
 # The mean over the fractions of what the builder multiplies a value with.
@@ -25,21 +17,6 @@ MEAN = float(np.mean(np.sqrt(np.array(FRACTIONS) / 0.5)))
 def only(ds: xr.Dataset, *words: str) -> Finding:
     (finding,) = [f for f in order.order_findings(ds) if all(word in f.claim for word in words)]
     return finding
-
-
-@pytest.mark.parametrize(
-    ("marks", "expected"),
-    [
-        ([SHOWN, SHOWN, SHOWN], HOLDS),
-        ([SHOWN, UNSETTLED, SHOWN], PARTLY),
-        ([SHOWN, ALIKE, SHOWN], PARTLY),
-        ([SHOWN, SHOWN, REVERSED], FAILS),
-        ([UNSETTLED, REVERSED], FAILS),
-        ([UNSETTLED, ALIKE], OPEN),
-    ],
-)
-def test_verdicts_of_several_steps(marks: list[str], expected: str) -> None:
-    assert verdict(marks) == expected
 
 
 @pytest.mark.parametrize(
@@ -185,7 +162,9 @@ def test_against_random() -> None:
     assert f"contribution, inter, absolute {MEAN * 0.35:.4g} (" in finding.evidence
     worse = make_faithfulness(RISING | {"contribution": 0.4, "random": 0.15})
     finding = only(worse, "Removing what an importance ranks highest")
-    assert finding.verdict == FAILS
+    assert finding.verdict == PARTLY  # no order: one reversal does not refute what others show
+    worst = make_faithfulness(RISING | {"contribution": 0.4, "random": 0.5})
+    assert only(worst, "Removing what an importance ranks highest").verdict == FAILS
     assert "Reversed: attention -" in finding.evidence
     finding = only(worse, "Removing what an importance ranks lowest")
     assert finding.verdict == HOLDS

@@ -6,7 +6,9 @@ import xarray as xr
 from views_data.dataset import make_dataset
 
 from tl_geometry.views import suppression_findings
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY, Finding
+from tl_geometry.views.estimates import Estimates
+from tl_geometry.views.findings import Finding
+from tl_geometry.views.verdicts import FAILS, HOLDS, OPEN, PARTLY
 
 
 def dataset(error: float = 0.01, **variables: Any) -> xr.Dataset:
@@ -30,8 +32,9 @@ def only(ds: xr.Dataset) -> Finding:
         ([[0.2, 0.25], [0.4, 1.5]], HOLDS),
         ([[0.2, 0.25], [0.485, 0.485]], PARTLY),  # intervals reach over one half in two heads
         ([[0.7, 0.8], [0.9, 1.5]], PARTLY),
-        ([[0.99, 0.99], [0.5, 1.5]], OPEN),
-        ([[1.2, 1.3], [0.2, 0.2]], FAILS),
+        ([[0.99, 0.99], [0.5, 1.5]], FAILS),  # not shown to be shorter, nor twice so in most
+        ([[1.2, 1.3], [0.2, 0.2]], FAILS),  # one half is not most
+        ([[1.2, 0.2], [0.505, 0.4]], PARTLY),
         ([[0.2, np.nan], [np.nan, np.nan]], HOLDS),
     ],
 )
@@ -76,26 +79,57 @@ def test_a_sink_that_shortens(without: list[list[float]], verdict: str) -> None:
     assert "times as long as with the sink's value set to zero" in finding.evidence
 
 
+INSIDE = {"c0": 1.0, "c1": -2.0, "c2": 2.0}  # lowest at a = 0.5
+END = {"c0": 4.0, "c1": -3.5, "c2": 1.0}  # convex, lowest above all bins
+
+
+def curves(ds: xr.Dataset, error: float = 0.01, **c: float) -> xr.Dataset:
+    """The dataset with the same curve over five bins of the sink rate in every head."""
+    a = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    lengths = np.sqrt(c["c0"] + c["c1"] * a + c["c2"] * a**2)
+    dims = ("layer", "head", "sink_rate_bin")
+    ds["norm_by_sink_rate"] = (dims, np.broadcast_to(lengths, (2, 2, 5)).copy())
+    ds["norm_by_sink_rate_se"] = (dims, np.full((2, 2, 5), error))
+    return ds.assign_coords(sink_rate_bin=a)
+
+
 @pytest.mark.parametrize(
-    ("convex", "inside", "error", "verdict"),
+    ("convex", "curve", "error", "verdict"),
     [
-        (0.8, 0.9, 0.01, HOLDS),
-        (0.8, 0.51, 0.01, PARTLY),
-        (0.51, 0.9, 0.01, PARTLY),
-        (0.51, 0.49, 0.01, OPEN),
-        (0.3, 0.9, 0.01, FAILS),
-        (0.8, 0.3, 0.01, FAILS),
-        (0.8, 0.9, np.nan, OPEN),
-        (0.5, 0.5, 0.0, OPEN),
+        (0.8, INSIDE, 0.01, HOLDS),
+        (0.8, END, 0.01, PARTLY),
+        (0.8, None, 0.01, PARTLY),
+        (0.51, INSIDE, 0.01, PARTLY),
+        (0.3, INSIDE, 0.01, PARTLY),
+        (0.3, END, 0.01, FAILS),
+        (0.51, END, 0.01, FAILS),
+        (0.51, None, 0.01, OPEN),
+        (0.5, None, 0.0, OPEN),  # what noise would do
+        ([[0.9, 0.9], [0.9, 0.1]], INSIDE, 0.01, HOLDS),
+        ([[0.9, 0.9], [0.51, 0.1]], None, 0.01, OPEN),
+        ([[0.9, 0.9], [0.1, 0.1]], None, 0.01, FAILS),  # one half is not most
+        ([[0.9, np.nan], [np.nan, np.nan]], INSIDE, 0.01, HOLDS),
+        (0.8, INSIDE, np.nan, OPEN),
     ],
 )
 def test_convex_with_a_minimum_inside(
-    convex: float, inside: float, error: float, verdict: str
+    convex: Any, curve: dict[str, float] | None, error: float, verdict: str
 ) -> None:
-    ds = dataset(error, sink_fit_convex=convex, sink_optimum_inside=inside)
-    finding = only(ds)
+    ds = dataset(error, sink_fit_convex=convex)
+    finding = only(curves(ds, error, **curve) if curve else ds)
     assert finding.verdict == verdict
     assert finding.evidence.endswith("no interval can be given.") == np.isnan(error)
+    assert ("No curve over sink rates was measured" in finding.evidence) == (curve is None)
+
+
+def test_a_row_whose_curve_is_convex_by_construction_decides_nothing() -> None:
+    ds = dataset(
+        sink_fit_convex=0.51,
+        sink_optimum_inside=0.99,
+        sink_below_optimum=0.25,
+        sink_optimum_gap=0.2,
+    )
+    assert only(ds).verdict == OPEN
 
 
 def test_the_evidence_for_convexity_in_figures() -> None:
@@ -105,13 +139,30 @@ def test_the_evidence_for_convexity_in_figures() -> None:
         sink_below_optimum=0.25,
         sink_optimum_gap=0.2,
     )
+    ds = curves(ds, 0.0, **INSIDE)
+    ds["norm_by_sink_rate"].values[0, 0] = np.sqrt(
+        4 - 3.5 * ds["sink_rate_bin"].values + ds["sink_rate_bin"].values ** 2
+    )
+    ds["norm_by_sink_rate"].values[1, 0] = np.nan
+    a = ds["sink_rate_bin"].values
+    mean = np.nanmean(ds["norm_by_sink_rate"].values.reshape(4, 5), axis=0)
+    curve = np.polynomial.Polynomial.fit(a, mean**2, 2).convert()
+    slopes = [np.array(curve.deriv()(x)) for x in (0.1, 0.9)]
+    assert slopes[0] < 0 < slopes[1]
+    first, last = (Estimates(slope, slope, slope).text() for slope in slopes)
     assert only(ds).evidence == (
-        "A parabola fitted to |o|² over the sink rates of a document's rows is convex in 0.667 "
-        "(0.647 to 0.687) of the documents, mean over 3 heads; by more than two standard errors in "
-        "more than half of them in 2 heads, in less in 1. The curve of a single row, convex by "
-        "construction, is lowest strictly inside 0 < a* < 1 in 0.700 (0.680 to 0.720) of the rows. "
-        "The sink gets less attention than a* in 0.250 (0.230 to 0.270) of the rows; a − a* is "
-        "0.200 (0.180 to 0.220) in the mean."
+        "By more than two standard errors, a parabola fitted to |o|² over the sink rates of a "
+        "document's rows is convex in more than half of the documents (noise would do in half) in 2 "
+        "of 3 heads, in less than half in 1; the mean over heads is 0.667 (0.647 to 0.687) of the "
+        "documents. The parabola through the squared mean |o| of all heads in bins of the sink rate, "
+        f"from 0.10 to 0.90, is lowest at a = {-curve.coef[1] / 2 / curve.coef[2]:.2f}: its slope is "
+        f"{first} in the first bin, where it should be negative, and "
+        f"{last} in the last, where it should be positive (shown). That "
+        "of a single head is lowest strictly inside in 2 of 3 heads, in 2 of them by more than two "
+        "standard errors of both slopes, at an end by as much in 1. The curve of a single row, convex "
+        "by construction, is lowest strictly inside 0 < a* < 1 in 0.700 (0.680 to 0.720) of the rows. "
+        "The sink gets less attention than a* in 0.250 (0.230 to 0.270) of the rows; a − a* is 0.200 "
+        "(0.180 to 0.220) in the mean."
     )
 
 

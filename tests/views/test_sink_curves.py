@@ -7,7 +7,7 @@ import xarray as xr
 from views_data.dataset import make_dataset
 
 from tl_geometry import views
-from tl_geometry.views import sink_curves
+from tl_geometry.views import parabolas
 from tl_geometry.views.curves import heads_of
 
 
@@ -52,7 +52,7 @@ def test_marks_are_the_means_over_the_heads_that_have_rows() -> None:
 
 def test_the_parabola_is_a_weighted_least_squares_fit() -> None:
     ds = make_dataset(5, 4)
-    found = sink_curves.fitted(ds, heads_of(ds))
+    found = parabolas.fitted(ds, heads_of(ds))
     assert found is not None
     grid = ds["norm_by_sink_rate"].values.reshape(20, 10)
     weights = np.sqrt((~np.isnan(grid)).sum(0))
@@ -94,7 +94,7 @@ def test_no_minimum_is_marked_outside_the_bins(coefficients: dict[str, float]) -
 def test_two_bins_make_no_parabola() -> None:
     ds = parabola([0.05, 0.25, 0.5, 0.75], c0=1.0, c1=0.0, c2=0.0)
     ds["norm_by_sink_rate"].values[0, 0, 2:] = np.nan
-    assert sink_curves.fitted(ds, heads_of(ds)) is None
+    assert parabolas.fitted(ds, heads_of(ds)) is None
     drawn = named(views.norm_against_sink_rate(ds))
     assert not drawn["parabola fitted to |o|²"].x
     assert [y for y in drawn["rows with this sink rate"].y if y is not None] == [1, 1]

@@ -6,7 +6,8 @@ import xarray as xr
 from views_data.dataset import make_dataset
 
 from tl_geometry.views import smoothing_findings
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY, Finding
+from tl_geometry.views.findings import Finding
+from tl_geometry.views.verdicts import FAILS, HOLDS, OPEN, PARTLY
 
 MARGINS = ("origin_margin", "origin_margin_random", "sink_margin", "sink_margin_random")
 
@@ -37,8 +38,8 @@ def only(ds: xr.Dataset) -> Finding:
     ("middle", "error", "verdict"),
     [
         ([-0.1, -0.2], 0.01, HOLDS),
-        ([-0.1, 0.2], 0.01, PARTLY),
-        ([-0.1, 0.01], 0.01, PARTLY),
+        ([-0.1, 0.2], 0.01, FAILS),  # one half is not most
+        ([-0.1, 0.01], 0.01, OPEN),
         ([0.1, 0.01], 0.01, FAILS),
         ([-0.01, 0.01], 0.01, OPEN),
         ([0.0, 0.0], 0.0, HOLDS),  # not positive
@@ -77,6 +78,30 @@ def test_named_layers_have_no_middle() -> None:
 
 
 @pytest.mark.parametrize(
+    ("middle", "verdict"),
+    [
+        ([-0.1, -0.1, 0.2], HOLDS),
+        ([-0.1, 0.01, 0.2], OPEN),
+        ([-0.1, 0.2, 0.2], FAILS),
+    ],
+)
+def test_most_of_the_middle_layers_decide(middle: list[float], verdict: str) -> None:
+    assert only(dataset(bos_cosine=[0.5] * 3 + middle + [0.5] * 3)).verdict == verdict
+
+
+def test_one_wider_margin_in_one_layer_is_no_part_of_the_claim() -> None:
+    none = {"feasible": [0.0] * 4, "origin_margin_random": [0.1] * 4, "sink_margin": [0.0] * 4}
+    ds = halfspaces(**none, origin_margin=[0.3, 0.1, 0.1, 0.1], sink_margin_random=[0.2] * 4)
+    finding = only(ds)
+    assert finding.verdict == FAILS
+    assert "(nearer in 1 of 4 layers, farther in 0)" in finding.evidence
+    ds["halfspace_origin_margin"].values[:3] = 0.3
+    assert only(ds).verdict == PARTLY  # now one of the three parts is shown
+    ds["halfspace_origin_margin"].values[2] = 0.1
+    assert only(ds).verdict == FAILS
+
+
+@pytest.mark.parametrize(
     ("changed", "verdict"),
     [
         ({}, HOLDS),
@@ -98,9 +123,9 @@ def test_the_evidence_for_half_spaces_in_figures() -> None:
     assert only(ds).evidence == (
         "Both hold in 0.700 (0.680 to 0.720) of the documents, in more than half of them in 1 of 2 "
         "layers. The tokens' hull is 0.350 (0.330 to 0.370) of the longest token away from the "
-        "origin, that of random vectors 0.100 (0.080 to 0.120) (nearer in 2 layers); the first "
+        "origin, that of random vectors 0.100 (0.080 to 0.120) (nearer in 2 of 2 layers, farther in 0); the first "
         "token is 0.350 (0.330 to 0.370) away from the others' hull, a random one 0.200 (0.180 to "
-        "0.220) (nearer in 1). 512 tokens a document were looked at; without the first they span "
+        "0.220) (nearer in 1, farther in 1). 512 tokens a document were looked at; without the first they span "
         "510 dimensions."
     )
 

@@ -7,8 +7,9 @@ from scipy.stats import spearmanr
 from views_data.dataset import make_dataset
 
 from tl_geometry.views import switch_findings
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY, Finding
+from tl_geometry.views.findings import Finding
 from tl_geometry.views.switch_claims import rank_correlation
+from tl_geometry.views.verdicts import FAILS, HOLDS, OPEN, PARTLY
 
 
 def dataset(error: float = 0.01, **variables: Any) -> xr.Dataset:
@@ -50,8 +51,10 @@ def test_heads_that_are_never_off_are_left_out() -> None:
     finding = only(ds)
     assert finding.verdict == HOLDS
     assert (
-        "by 0.400 (0.360 to 0.440) at f = 0.1 (more in 2, less in 0 of 2 heads), 0.400 (0.360 to "
-        "0.440) at f = 0.2 (more in 3, less in 0 of 3 heads);"
+        "other rows: 0.900 (0.880 to 0.920) and 0.500 (0.480 to 0.520) at f = 0.1, a difference of "
+        "0.400 (0.360 to 0.440) (more in 2, less in 0 of 2 heads); 0.900 (0.880 to 0.920) and 0.500 "
+        "(0.480 to 0.520) at f = 0.2, a difference of 0.400 (0.360 to 0.440) (more in 3, less in 0 "
+        "of 3 heads). Means over the heads that have both"
     ) in finding.evidence
     ds["sink_rate_off"].values[..., 0] = np.nan
     assert only(ds).evidence.endswith("Nothing to compare at f = 0.2.")
@@ -72,6 +75,28 @@ def test_heads_that_are_off_without_the_sink_are_not_averaged_away(
     finding = only(ds.assign_coords(fraction=[0.1]))
     assert finding.verdict == verdict
     assert f"more in {30 - exceptions}, less in {exceptions} of 30 heads" in finding.evidence
+    where = "at f = 0.1" if exceptions == 2 else "nowhere"
+    assert "Where more than 5 % of the heads do the opposite" in finding.evidence
+    assert f"reversed part of the claim: here {where}." in finding.evidence
+
+
+def test_levels_are_means_over_the_heads_that_have_both_kinds_of_rows() -> None:
+    ds = dataset(sink_rate_off=np.full((2, 2, 2), 0.2), sink_rate_on=np.full((2, 2, 2), 0.6))
+    ds["sink_rate_off"].values[0, 0] = np.nan
+    ds["sink_rate_on"].values[0, 0] = 0.1  # has no rows that are off
+    finding = only(ds)
+    assert finding.verdict == FAILS
+    shown = "0.200 (0.180 to 0.220) and 0.600 (0.580 to 0.620) at f = 0.1, a difference of -0.400 "
+    assert shown in finding.evidence
+    assert "more in 0, less in 3 of 3 heads" in finding.evidence
+    assert "more attention than" not in finding.evidence
+
+
+def test_exceptions_without_a_shown_mean_refute() -> None:
+    off = np.full((2, 2, 2), 0.5)
+    off[0, 0], off[0, 1] = 0.9, 0.1  # the mean is not settled, a quarter does the opposite
+    ds = dataset(sink_rate_off=off, sink_rate_on=np.full((2, 2, 2), 0.5))
+    assert only(ds).verdict == FAILS
 
 
 def many(seed: int, slope: float, n: int = 40) -> xr.Dataset:
@@ -92,6 +117,7 @@ def test_heads_that_are_off_more_have_more_sink(slope: float, n: int, verdict: s
     ds = many(3, slope, n)
     finding = only(ds)
     assert finding.verdict == verdict
+    assert finding.claim.startswith("Conversely, heads that give their sink more attention are off")
     for k, f in enumerate((0.1, 0.3)):
         rho = spearmanr(ds["off_rate"].values[..., k].ravel(), ds["sink_rate"].values.ravel())[0]
         assert f"{rho:.2f}" in finding.evidence or f"{rho:.3f}" in finding.evidence
@@ -142,9 +168,9 @@ def test_the_interval_covers_as_often_as_two_standard_errors_should() -> None:
     [
         ([[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.9], [0.9, 0.9]], HOLDS),
         ([[0.1, 0.1], [0.1, 0.1]], [[0.9, 0.9], [0.9, 0.9]], FAILS),  # none exists
-        ([[0.7, 0.7], [0.7, 0.1]], [[0.1, 0.1], [0.1, 0.9]], FAILS),  # they are more
-        ([[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.1], [0.9, 0.1]], FAILS),  # as many
-        ([[0.51, 0.1], [0.1, 0.1]], [[0.9, 0.9], [0.9, 0.9]], PARTLY),  # may exist
+        ([[0.7, 0.7], [0.7, 0.1]], [[0.1, 0.1], [0.1, 0.9]], PARTLY),  # they are more
+        ([[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.1], [0.9, 0.1]], PARTLY),  # as many
+        ([[0.51, 0.1], [0.1, 0.1]], [[0.9, 0.9], [0.9, 0.9]], OPEN),  # may exist
         ([[0.7, 0.1], [0.1, 0.1]], [[0.51, 0.1], [0.9, 0.1]], PARTLY),  # one sink or two
         ([[0.51, 0.1], [0.1, 0.1]], [[0.51, 0.1], [0.1, 0.1]], OPEN),
         ([[0.7, np.nan], [0.1, 0.1]], [[0.9, np.nan], [0.9, 0.1]], HOLDS),
@@ -177,3 +203,25 @@ def test_all_claims_hold_in_a_dataset_made_for_them_and_none_is_judged_without_v
     assert switch_findings(blank[["undefined_rows"]]) == []
     with pytest.raises(ValueError, match="no values along 'layer'"):
         switch_findings(xr.Dataset())
+
+
+@pytest.mark.parametrize(
+    ("feasible", "margin", "verdict"),
+    [
+        (1.0, 0.3, HOLDS),
+        (1.0, 0.1, PARTLY),
+        (1.0, 0.05, PARTLY),
+        (0.2, 0.05, FAILS),
+        ([[1.0, 1.0], [1.0, 0.0]], 0.3, HOLDS),
+        ([[1.0, 1.0], [0.0, 0.0]], 0.3, PARTLY),
+        ([[np.nan, np.nan], [np.nan, 1.0]], 0.3, HOLDS),
+    ],
+)
+def test_values_to_one_side_of_the_origin(feasible: Any, margin: float, verdict: str) -> None:
+    ds = dataset(
+        value_halfspace_feasible=feasible,
+        value_halfspace_margin=margin,
+        value_halfspace_margin_random=0.1,
+    )
+    assert only(ds).verdict == verdict
+    assert switch_findings(ds.drop_vars("value_halfspace_margin_random")) == []

@@ -5,7 +5,7 @@ import pytest
 from views_data.dataset import make_dataset
 
 from tl_geometry import views
-from tl_geometry.views.switch_curves import nearest_fraction
+from tl_geometry.views.averages import nearest_fraction
 
 
 def test_a_mark_for_every_head_at_the_fraction() -> None:

@@ -123,3 +123,25 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no values along 'layer'"):
         report([make_mixing(), xr.Dataset(attrs={"model_name": "synthetic-135M"})], path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        (
+            "weight_processing",
+            {"folded_value_biases": True},
+            "the weight processing is not that of Analysis",
+        ),
+        ("model_class", "TransformerBridge", "the class of the model is not that of Analysis"),
+        ("model_dtype", "torch.bfloat16", "the number type of the weights is not that of Analysis"),
+    ],
+)
+def test_results_of_other_weights_are_warned_of(key: str, value: object, words: str) -> None:
+    run, other = make_dataset(), make_mixing()
+    for ds in (run, other):
+        ds.attrs |= {"weight_processing": {"folded_value_biases": False}}
+        ds.attrs |= {"model_class": "HookedTransformer", "model_dtype": "torch.float32"}
+    assert words not in visible(report_html([run, other]))
+    other.attrs[key] = value
+    assert f"Mixed attention patterns: {words}" in visible(report_html([other, run]))

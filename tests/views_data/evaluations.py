@@ -11,7 +11,7 @@ import xarray as xr
 from tl_geometry.evaluation.faithfulness_table import Scored, tabulate
 from tl_geometry.evaluation.head_orders import ORDERS
 from tl_geometry.evaluation.sensitivity import outlying
-from tl_geometry.evaluation.sparsify import _curves
+from tl_geometry.evaluation.sparsify_curves import removal_curves
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.evaluation.tasks import accuracies
 from tl_geometry.evaluation.variables import with_interval
@@ -124,7 +124,7 @@ def make_sparsify(
             noisy = grid[:, None] ** 2 * targets * (pace + rng.normal(0, 0.1, documents))
             runs[name, repeat] = full + noisy
     boot = Bootstrap(targets, resamples=300, seed=0)
-    variables = _curves(boot, runs, full, tuple(orders), grid)
+    variables = removal_curves(boot, runs, full, tuple(orders), grid)
     shape = (4, 5)
     ranks = [
         np.full(shape, np.nan)
@@ -244,6 +244,7 @@ def make_interventions(
     by_document = Bootstrap(np.ones(documents, dtype=np.int64), resamples=300, seed=0)
     for name, values in (
         ("group_cone_alignment", noisy),
+        ("delta_group_cone_alignment", noisy - noisy[:1]),
         (
             "group_output_norm",
             np.ones_like(noisy) + 0.3 * (np.arange(len(names)) > 0)[:, None, None],

@@ -18,6 +18,7 @@ import xarray as xr
 from tl_geometry.views.results import Values, number
 
 PREFERRED_SIZE = 8
+PREFERRED_FRACTION = 0.1
 _AXES = ("layer", "head", "top_n")
 
 
@@ -142,3 +143,20 @@ def nearest_size(ds: xr.Dataset, wanted: int = PREFERRED_SIZE) -> int:
     if wanted < 1:
         raise ValueError(f"top_n={wanted} must be at least 1")
     return min(places, key=lambda place: abs(np.log2(sizes(ds)[place] / wanted)))
+
+
+def fractions(ds: xr.Dataset) -> list[float]:
+    """The fractions f of a typical value below which a row is off, in the order of the axis."""
+    return [float(f) for f in ds["fraction"].values]
+
+
+def nearest_fraction(ds: xr.Dataset, wanted: int | float = PREFERRED_FRACTION) -> int:
+    """Place of the fraction that is nearest to the wanted one on a logarithmic scale.
+
+    Raises:
+        ValueError: `wanted` is not positive.
+    """
+    if not wanted > 0:
+        raise ValueError(f"fraction={wanted} must be above 0")
+    held_ones = fractions(ds)
+    return min(range(len(held_ones)), key=lambda place: abs(np.log(held_ones[place] / wanted)))

@@ -15,10 +15,6 @@ from tl_geometry.views.estimates import (
 from tl_geometry.views.results import number
 from tl_geometry.views.summary import Table
 
-SD = (
-    "Sukenik et al., “Sink vs. diagonal patterns as mechanisms for attention switch and oversmoothing "
-    "prevention”, arXiv 2605.08453"
-)
 KINDS = {
     "orthonormal": "orthonormal tokens",
     "random": "random tokens",

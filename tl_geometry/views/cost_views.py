@@ -12,7 +12,6 @@ from tl_geometry.views import results, style
 from tl_geometry.views.cost_findings import token_costs_findings
 from tl_geometry.views.cost_tables import (
     KINDS,
-    SD,
     TARGETS,
     costs,
     exponent,
@@ -23,10 +22,20 @@ from tl_geometry.views.cost_tables import (
 )
 from tl_geometry.views.drawings import drawing
 from tl_geometry.views.estimates import estimates, require_evaluation
+from tl_geometry.views.maps import SD
 from tl_geometry.views.page import rounded
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.results import number, significant
-from tl_geometry.views.traces import PANEL_TITLES, Series, band, graded, line, panels, unit_axis
+from tl_geometry.views.traces import (
+    PANEL_TITLES,
+    Series,
+    band,
+    decades,
+    graded,
+    line,
+    panels,
+    unit_axis,
+)
 
 __all__ = [
     "cost_curves",
@@ -40,7 +49,6 @@ __all__ = [
 _COLOURS = {"orthonormal": "#6b727c", "random": "#a9640a", "model": "#123f80"}
 _STYLES = {"sink": ("solid", "circle"), "diagonal": ("dash", "square")}
 _NAMES = {"orthonormal": "orthonormal", "random": "random", "model": "the model's"}
-_MOST_TICKS = 8
 _LEGEND = 150  # pixels of six lines and the title of the axis
 _PAID = {"qk_nuclear": "W_Q W_K^T", "vo_nuclear": "W_V W_O"}
 _INTRODUCTION = (
@@ -108,14 +116,10 @@ def _curves(ds: xr.Dataset, norm: str, sizes: list[int]) -> list[go.Scatter]:
 
 
 def _logarithmic(figure: go.Figure, direction: str) -> dict[str, Any]:
-    """An axis with ticks at 1, 2, 5, 10, ... within what the traces span; only powers of ten if these are many."""
+    """A logarithmic axis over what the traces span."""
     shown = [x for trace in figure.data for x in trace[direction] or () if x is not None and x > 0]
     low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
-    steps = [m * 10.0**k for k in range(-9, 10) for m in (1, 2, 5)]
-    ticks = [step for step in steps if low / 1.5 <= step <= high * 1.5]
-    if len(ticks) > _MOST_TICKS:
-        ticks = [step for step in ticks if f"{step:e}".startswith("1.")]
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    return {"type": "log"} | decades(low / 1.5, high * 1.5)
 
 
 def head_cost_scatter(ds: xr.Dataset) -> go.Figure:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
 
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, PARTLY
 from tl_geometry.views.results import Values, number, significant
+from tl_geometry.views.verdicts import status
 
 EVALUATIONS = (
     "faithfulness",
@@ -21,9 +21,6 @@ EVALUATIONS = (
     "token_costs",
     "downstream",
 )
-
-# What an interval says about a difference that should be positive.
-SHOWN, REVERSED, UNSETTLED, ALIKE = "shown", "reversed", "not settled", "alike"
 
 ONE_DOCUMENT = "A single document gives no intervals, so nothing is settled."
 BOOTSTRAP = (
@@ -64,17 +61,14 @@ class Estimates:
         digits = int(np.clip(digits, 0, 8))
         return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"
 
-    def shows(self, place: int | tuple[int, ...] = (), *, sign: int = 1) -> str:
-        """What an estimated difference says: `SHOWN`, `REVERSED` or `UNSETTLED`.
+    def shows(self, place: int | tuple[int, ...] = (), *, sign: Literal[-1, 1] = 1) -> str:
+        """What an estimated difference says; see `tl_geometry.views.verdicts.status`.
 
         Args:
             place: Which of the estimates.
             sign: 1 where it should be positive, -1 where negative.
         """
-        ends = sorted((sign * float(self.low[place]), sign * float(self.high[place])))
-        if ends[0] > 0:
-            return SHOWN
-        return REVERSED if ends[1] < 0 else UNSETTLED
+        return status(self.low[place], self.high[place], sign=sign)
 
 
 def estimates(ds: xr.Dataset, name: str, **where: Any) -> Estimates:
@@ -109,18 +103,6 @@ def require_evaluation(ds: object, name: str) -> None:
     if (found := evaluation_of(ds)) != name:
         what = f"of {found}" if found else "of no evaluation"
         raise ValueError(f"ds is a result {what}, but this view needs one of {name}")
-
-
-def verdict(statuses: Sequence[str]) -> str:
-    """The verdict on a claim made of several steps.
-
-    One step reversed is enough for `FAILS`. `HOLDS` needs all steps shown, `PARTLY` some of them.
-    A step that is alike by construction was not shown.
-    """
-    if REVERSED in statuses:
-        return FAILS
-    shown = statuses.count(SHOWN)
-    return HOLDS if shown == len(statuses) else PARTLY if shown else OPEN
 
 
 def bootstrap_note(ds: xr.Dataset) -> str:

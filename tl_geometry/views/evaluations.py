@@ -106,7 +106,7 @@ def evaluation_tables(ds: xr.Dataset) -> list[Table]:
 
     Args:
         ds: A result of `faithfulness`, `sparsify`, `head_sensitivity`, `sink_interventions`,
-            `pattern_mixing` or `downstream`.
+            `pattern_mixing`, `token_costs` or `downstream`.
 
     Raises:
         ValueError: when `ds` is no result of an evaluation.

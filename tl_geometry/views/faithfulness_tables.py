@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import xarray as xr
 
 from tl_geometry.views import order
 from tl_geometry.views.estimates import (
-    SHOWN,
     Estimates,
     estimates,
     listed,
     over_documents,
     require_evaluation,
-    verdict,
 )
 from tl_geometry.views.order import DIRECTIONS, Ranking, word
 from tl_geometry.views.summary import Table
+from tl_geometry.views.verdicts import SHOWN, order_verdict
 
 
 def faithfulness_tables(ds: xr.Dataset) -> list[Table]:
@@ -40,7 +41,7 @@ def _order_table(ds: xr.Dataset) -> Table:
             links = order.chain(ds, mode, sign)
             headings = [link.name for link in links]
             marks = [order.statuses(ds, link, direction)[0] for link in links]
-            rows.append((direction, mode or "any", sign or "any", verdict(marks), *marks))
+            rows.append((direction, mode or "any", sign or "any", order_verdict(marks), *marks))
     return Table(
         "order",
         f"The paper's order: {order.paper_order(ds)}",
@@ -138,7 +139,7 @@ def _random(ds: xr.Dataset) -> Table:
     )
 
 
-def _better(gap: Estimates, sign: int, labels: list[str]) -> str:
+def _better(gap: Estimates, sign: Literal[-1, 1], labels: list[str]) -> str:
     each = [
         label.removesuffix(" %")
         for place, label in enumerate(labels)

@@ -11,7 +11,6 @@ import xarray as xr
 from tl_geometry.views import order, style
 from tl_geometry.views.drawings import drawing
 from tl_geometry.views.estimates import (
-    ALIKE,
     bootstrap_note,
     estimates,
     percent,
@@ -22,6 +21,7 @@ from tl_geometry.views.maps import CW
 from tl_geometry.views.order import DIRECTIONS, word
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.traces import PANEL_TITLES, Series, band, line, panels
+from tl_geometry.views.verdicts import ALIKE, ORDER_RULE, RULE
 
 DEYOUNG = "DeYoung et al., “ERASER”, arXiv 1911.03429"
 _STYLES = {
@@ -139,6 +139,7 @@ def section(ds: xr.Dataset) -> Section:
         findings=tuple(order.order_findings(ds)),
         findings_title="What the paper found, and whether this run shows it",
         source=CW,
+        rule=f"{RULE} {ORDER_RULE}",
         notes=((bootstrap_note(ds), order.ALIKE_NOTE) if alike else (bootstrap_note(ds),)),
     )
 

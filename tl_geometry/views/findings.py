@@ -10,9 +10,8 @@ import xarray as xr
 from tl_geometry.views import averages, results
 from tl_geometry.views.averages import Quantity
 from tl_geometry.views.results import Values, number, significant
+from tl_geometry.views.verdicts import FAILS, HOLDS, SHOWN, majority, statuses, verdict
 
-HOLDS, PARTLY = "Holds", "Holds in part"
-FAILS, OPEN = "Does not hold here", "Is not settled here"
 PAPER_FACTOR = (3.0, 10.0)
 PAPER_RETRIEVERS = (5.8, 17.2)
 
@@ -101,36 +100,23 @@ def _at_every_n(
     if not places:
         return None
     sizes = averages.sizes(ds)
-    parts = ", ".join(f"{mean.text(k)} at N = {sizes[k]}" for k in places)
-    evidence = f"{words} by {parts}."
-    verdict = verdict_over(mean[places])
-    if verdict == PARTLY:
-        short = [str(sizes[k]) for k in places if not mean.low[k] > 0]
-        evidence += f" It is not shown at N = {', '.join(short)}."
-    return Finding(verdict, claim, evidence + no_interval(mean[places]))
+    by_size = ", ".join(f"{mean.text(k)} at N = {sizes[k]}" for k in places)
+    evidence = f"{words} by {by_size}."
+    parts = positive(mean[places])
+    if SHOWN in parts:
+        short = [str(sizes[k]) for k, part in zip(places, parts, strict=True) if part != SHOWN]
+        evidence += f" It is not shown at N = {', '.join(short)}." if short else ""
+    return Finding(verdict(parts), claim, evidence + no_interval(mean[places]))
 
 
-def verdict_over(difference: Quantity) -> str:
-    """The verdict on "positive everywhere", from the intervals of several differences; see `decided`."""
-    return decided(difference.low > 0, difference.high <= 0)
-
-
-def decided(shown: Values, denied: Values) -> str:
-    """The verdict on a claim about several cases, from what the interval of each case shows.
-
-    `HOLDS` when it is shown in all cases, `PARTLY` in some, `FAILS` when in none and one at least
-    denies it, else `OPEN`.
-    """
-    if shown.any():
-        return HOLDS if shown.all() else PARTLY
-    return FAILS if denied.any() else OPEN
+def positive(differences: Quantity) -> list[str]:
+    """Whether each of several differences is positive, by its interval."""
+    return statuses(differences.low, differences.high)
 
 
 def most_below(found: Quantity, limit: int | float) -> str:
-    """The verdict on "below a limit in most heads", counting the heads whose intervals decide it."""
-    below, above = int((found.high < limit).sum()), int((found.low > limit).sum())
-    count = found.value.size
-    return HOLDS if 2 * below > count else FAILS if 2 * above >= count else OPEN
+    """Whether "below a limit in most heads" is shown, counting the heads whose intervals decide it."""
+    return majority(found.high < limit, found.low > limit)
 
 
 def _sink_norm(ds: xr.Dataset) -> Finding | None:
@@ -142,7 +128,7 @@ def _sink_norm(ds: xr.Dataset) -> Finding | None:
     within = "within" if low * median <= 1 <= high * median else "outside"
     evidence = lengths(found, f", {within} the paper's range of {low:g} to {high:g} times")
     claim = "In most heads the sink's value vector is shorter than the other tokens'."
-    return Finding(most_below(found, 1), claim, evidence)
+    return Finding(verdict([most_below(found, 1)]), claim, evidence)
 
 
 def lengths(found: Quantity, more: str = "") -> str:
@@ -174,7 +160,7 @@ def opposed(ds: xr.Dataset, name: str, claim: str) -> Finding | None:
         f"in {against} of {counted(found.value.size)}, positive in {along}."
     )
     negated = Quantity(-mean.value, mean.error)
-    return Finding(verdict_over(negated), claim, evidence + no_interval(mean))
+    return Finding(verdict(positive(negated)), claim, evidence + no_interval(mean))
 
 
 def _retrievers(ds: xr.Dataset) -> Finding | None:
@@ -193,8 +179,8 @@ def _retrievers(ds: xr.Dataset) -> Finding | None:
         f"{counts['retriever']} of {counted(known)} ({share:.1f} %) are retrievers, {rarest} of the "
         f"three regimes; {within} the paper's range of {low:g} to {high:g} %."
     )
-    verdict = HOLDS if 2 * counts["retriever"] < known else FAILS
-    return Finding(verdict, "Retrievers are a minority of the heads.", evidence)
+    judged = HOLDS if 2 * counts["retriever"] < known else FAILS
+    return Finding(judged, "Retrievers are a minority of the heads.", evidence)
 
 
 def per_head(ds: xr.Dataset, name: str) -> Quantity | None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import xarray as xr
 
-from tl_geometry.views.estimates import REVERSED, SHOWN, estimates, require_evaluation, verdict
-from tl_geometry.views.findings import PARTLY, Finding
+from tl_geometry.views.estimates import estimates, require_evaluation
+from tl_geometry.views.findings import Finding
 from tl_geometry.views.summary import Table
+from tl_geometry.views.verdicts import verdict
 
 AS_IS = "as the model is"
-_CLAIMS = (
-    ("uniform", 1, "Denser attention (towards uniform) makes tokens more alike."),
-    ("identity", -1, "Sparser attention (towards identity) makes tokens less alike."),
+_CLAIMS: tuple[tuple[str, Literal[-1, 1], str], ...] = (
+    ("uniform", 1, "Denser attention (towards uniform) makes tokens more alike, at every t."),
+    ("identity", -1, "Sparser attention (towards identity) makes tokens less alike, at every t."),
 )
 
 
@@ -107,8 +109,8 @@ def mixing_findings(ds: xr.Dataset) -> list[Finding]:
         >>> for finding in mixing_findings(pattern_mixing(model, texts)):  # doctest: +SKIP
         ...     print(finding)
 
-    Sukenik et al., arXiv 2605.08453. Judged by the mean over layers and its paired intervals: `HOLDS` when it
-    moves as claimed at every t, `PARTLY` at some, `FAILS` when it moves the other way and never as claimed.
+    Sukenik et al., arXiv 2605.08453. Judged by the mean over layers and its paired intervals; each t is a
+    part of the claim.
     """
     require_evaluation(ds, "pattern_mixing")
     return [
@@ -118,7 +120,7 @@ def mixing_findings(ds: xr.Dataset) -> list[Finding]:
     ]
 
 
-def _finding(ds: xr.Dataset, target: str, sign: int, claim: str) -> Finding:
+def _finding(ds: xr.Dataset, target: str, sign: Literal[-1, 1], claim: str) -> Finding:
     statuses, parts = [], []
     for t in shares(ds):
         change = estimates(ds, "delta_similarity_mean", target=target, t=t)
@@ -132,8 +134,7 @@ def _finding(ds: xr.Dataset, target: str, sign: int, claim: str) -> Finding:
         f"The mean cosine between tokens at a layer's output, averaged over layers, is {before} as the model "
         f"is; it changes by {'; '.join(parts)}."
     )
-    mixed = SHOWN in statuses and REVERSED in statuses
-    return Finding(PARTLY if mixed else verdict(statuses), claim, evidence)
+    return Finding(verdict(statuses), claim, evidence)
 
 
 def _layers(ds: xr.Dataset) -> str:

@@ -16,6 +16,7 @@ from tl_geometry.views.estimates import (
     over_documents,
     require_evaluation,
 )
+from tl_geometry.views.maps import SD
 from tl_geometry.views.mixing_tables import (
     AS_IS,
     mixing_findings,
@@ -26,7 +27,6 @@ from tl_geometry.views.mixing_tables import (
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.traces import PANEL_TITLES, Series, band, line, panels
 
-SD = "Sukenik et al., “Sink vs. diagonal patterns”, arXiv 2605.08453"
 _WORDS = {
     "identity": "towards identity (sparser)",
     "uniform": "towards uniform (denser)",

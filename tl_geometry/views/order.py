@@ -9,28 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import xarray as xr
 
 from tl_geometry.measures.importances import share_output
 from tl_geometry.measures.selection import Scope
-from tl_geometry.views.estimates import (
+from tl_geometry.views.estimates import Estimates, estimates, listed, percent
+from tl_geometry.views.findings import Finding
+from tl_geometry.views.verdicts import (
     ALIKE,
+    HOLDS,
     REVERSED,
     SHOWN,
     UNSETTLED,
-    Estimates,
-    estimates,
-    listed,
-    percent,
+    order_verdict,
     verdict,
 )
-from tl_geometry.views.findings import HOLDS, Finding
 
 PAPER = ("attention", "value_weighted", "value_weighted_normalized", "contribution")
-DIRECTIONS = {"comprehensiveness": 1, "sufficiency": -1}
+DIRECTIONS: Mapping[str, Literal[-1, 1]] = {"comprehensiveness": 1, "sufficiency": -1}
 """With the sign of an improvement."""
 
 WORDS = {
@@ -162,7 +161,8 @@ def order_findings(ds: xr.Dataset) -> list[Finding]:
         ...     print(finding)
 
     A step counts as shown only if the interval of its paired difference, in the mean over the
-    fractions, excludes 0. One reversed step refutes the order.
+    fractions, excludes 0. One reversed step refutes the order; who beats random removal is judged as
+    all other claims are (`tl_geometry.views.verdicts`).
     """
     found = []
     if len(paper_importances(ds)) > 1:
@@ -191,7 +191,7 @@ def _order_finding(ds: xr.Dataset, direction: str, mode: str, sign: str) -> Find
         f"{link.name} {gap.text(0)}, {marks[0]}{' by construction' * (marks[0] == ALIKE)}"
         for link, gap, marks in zip(links, gaps, found, strict=True)
     )
-    judged = verdict([marks[0] for marks in found])
+    judged = order_verdict([marks[0] for marks in found])
     evidence = [
         f"In the mean over the fractions {steps_in_words}.",
         _by_fraction(ds, {link.name: marks for link, marks in zip(links, found, strict=True)}),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tl_geometry.views.findings import Finding
 from tl_geometry.views.summary import Table
+from tl_geometry.views.verdicts import RULE
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Section:
         findings: Verdicts on published claims.
         findings_title: Heading of the findings.
         source: The paper that they are about.
+        rule: How the verdicts follow, under the findings.
         notes: How to read the numbers, after the findings.
     """
 
@@ -89,4 +91,5 @@ class Section:
     findings: tuple[Finding, ...] = ()
     findings_title: str = ""
     source: str = ""
+    rule: str = RULE
     notes: tuple[str, ...] = ()

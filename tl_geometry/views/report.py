@@ -76,8 +76,9 @@ def report(
 
     Args:
         ds: A result of `analyze`, of one of the evaluations (`faithfulness`, `sparsify`,
-            `head_sensitivity`, `sink_interventions`, `pattern_mixing`, `downstream`), or of `load`.
-            Or a list of them, of one model, with one result of `analyze` at most.
+            `head_sensitivity`, `sink_interventions`, `pattern_mixing`, `token_costs`,
+            `downstream`), or of `load`. Or a list of them, of one model, with one result of
+            `analyze` at most.
         path: The file to write; missing directories are made.
         title: Heading; by default it names the model.
 

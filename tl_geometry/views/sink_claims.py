@@ -7,12 +7,10 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from tl_geometry.views import results
+from tl_geometry.views import parabolas, results
 from tl_geometry.views.averages import Quantity, estimate, settled
-from tl_geometry.views.estimates import Estimates, verdict
+from tl_geometry.views.estimates import Estimates
 from tl_geometry.views.findings import (
-    HOLDS,
-    PARTLY,
     Finding,
     counted,
     lengths,
@@ -20,12 +18,15 @@ from tl_geometry.views.findings import (
     no_interval,
     opposed,
     per_head,
-    verdict_over,
+    positive,
 )
-from tl_geometry.views.results import significant
+from tl_geometry.views.results import number, significant
+from tl_geometry.views.verdicts import REVERSED, SHOWN, UNSETTLED, majority, verdict
 
 SEVERAL = 2.0
 """A vector is several times shorter than another if it is shorter by this factor at least."""
+HALF = 0.5
+"""The share of convex parabolas among those fitted to noise."""
 
 _FACTORS = {"attention": "attention", "relative_norm": "relative length", "cosine": "alignment"}
 
@@ -55,20 +56,14 @@ def interval(found: Quantity) -> Estimates:
     return Estimates(found.value, found.low, found.high)
 
 
-def above(found: Quantity, limit: int | float) -> Estimates:
-    """How far a quantity is above a limit."""
-    return interval(Quantity(np.asarray(found.value - limit), found.error))
-
-
 def _short(ds: xr.Dataset) -> Finding | None:
     found = per_head(ds, "sink_norm_ratio_model")
     if found is None:
         return None
-    several, shorter = most_below(found, 1 / SEVERAL), most_below(found, 1)
-    judged = PARTLY if shorter == HOLDS != several else shorter
+    judged = verdict([most_below(found, 1), most_below(found, 1 / SEVERAL)])
     claim = (
-        "In most heads the sink's projected value is several times shorter than the other tokens' "
-        f"({SEVERAL:g} times at least)."
+        "In most heads the sink's projected value is shorter than the other tokens', and "
+        f"several times so ({SEVERAL:g} times at least)."
     )
     count = int((found.high < 1 / SEVERAL).sum())
     more = f" By the same measure it is {SEVERAL:g} times shorter in {count}."
@@ -84,7 +79,7 @@ def _opposed(ds: xr.Dataset) -> Finding | None:
     finding, found = opposed(ds, name, claim), per_head(ds, name)
     if finding is None or found is None:
         return None
-    return replace(finding, verdict=most_below(found, 0))
+    return replace(finding, verdict=verdict([most_below(found, 0)]))
 
 
 def _shortens(ds: xr.Dataset) -> Finding | None:
@@ -108,39 +103,63 @@ def _shortens(ds: xr.Dataset) -> Finding | None:
         share = interval(settled(estimate(ds, "sink_negative_share", "layer", "head")).mean())
         evidence += f" The sink's contribution weight is negative in {share.text()} of the rows."
     claim = "In most heads the sink's value shortens the output (destructive interference)."
-    return Finding(most_below(change, 0), claim, evidence + no_interval(change))
+    return Finding(verdict([most_below(change, 0)]), claim, evidence + no_interval(change))
 
 
 def _convex(ds: xr.Dataset) -> Finding | None:
-    names = ("sink_fit_convex", "sink_optimum_inside")
-    if not results.measured(ds, *names):
+    if not results.measured(ds, "sink_fit_convex"):
         return None
-    convex, inside = (settled(estimate(ds, name, "layer", "head")) for name in names)
-    means = (convex.mean(), inside.mean())
-    if not all(np.isfinite(mean.value) for mean in means):
+    share = settled(estimate(ds, "sink_fit_convex", "layer", "head"))
+    mean, share = share.mean(), share[np.isfinite(share.value)]
+    if not share.value.size:
         return None
-    judged = verdict([above(mean, 0.5).shows() for mean in means])
-    most, few = int((convex.low > 0.5).sum()), int((convex.high < 0.5).sum())
-    count = int(np.isfinite(convex.value).sum())
+    more, fewer = share.low > HALF, share.high < HALF
+    lowest, words = _lowest(ds)
     evidence = (
-        f"A parabola fitted to |o|² over the sink rates of a document's rows is convex in "
-        f"{interval(means[0]).text()} of the documents, mean over {counted(count)}; by more than "
-        f"two standard errors in more than half of them in {counted(most)}, in less in {few}. The "
-        "curve of a single row, convex by construction, is lowest strictly inside 0 < a* < 1 in "
-        f"{interval(means[1]).text()} of the rows."
+        "By more than two standard errors, a parabola fitted to |o|² over the sink rates of a document's "
+        f"rows is convex in more than half of the documents (noise would do in half) in {int(more.sum())} of "
+        f"{counted(share.value.size)}, in less than half in {int(fewer.sum())}; the mean over heads is "
+        f"{interval(mean).text()} of the documents. {words}{_where_rows_lie(ds)}"
     )
-    claim = "Output length is convex in the sink rate, with its minimum at an intermediate rate."
-    return Finding(judged, claim, evidence + _where_rows_lie(ds) + no_interval(means[0]))
+    claim = "Output length is convex in the sink rate in most heads, and lowest at an intermediate rate."
+    judged = verdict([majority(more, fewer), lowest])
+    return Finding(judged, claim, evidence + no_interval(share))
+
+
+def _lowest(ds: xr.Dataset) -> tuple[str, str]:
+    """Whether the curve through the mean lengths is lowest between the lowest and the highest sink rate."""
+    everything = np.ones((ds.sizes["layer"], ds.sizes["head"]), dtype=bool)
+    curve = parabolas.fitted(ds, everything) if parabolas.measured(ds) else None
+    if curve is None:
+        return UNSETTLED, "No curve over sink rates was measured in three bins of rates."
+    first, last = (interval(curve.slopes).text(k) for k in (0, 1))
+    where = (
+        f"lowest at a = {number(curve.lowest)}" if np.isfinite(curve.lowest) else "lowest at an end"
+    )
+    single = parabolas.head_parabolas(ds)
+    inside = sum(bool(np.isfinite(parabola.lowest)) for parabola in single)
+    marks = [parabola.inside for parabola in single]
+    return curve.inside, (
+        "The parabola through the squared mean |o| of all heads in bins of the sink rate, from "
+        f"{number(curve.low)} to {number(curve.high)}, is {where}: its slope is {first} in the first bin, where "
+        f"it should be negative, and {last} in the last, where it should be positive ({curve.inside}). That of "
+        f"a single head is lowest strictly inside in {inside} of {counted(len(single))}, in "
+        f"{marks.count(SHOWN)} of them by more than two standard errors of both slopes, at an end by as much in "
+        f"{marks.count(REVERSED)}."
+    )
 
 
 def _where_rows_lie(ds: xr.Dataset) -> str:
-    names = ("sink_below_optimum", "sink_optimum_gap")
+    names = ("sink_optimum_inside", "sink_below_optimum", "sink_optimum_gap")
     if not results.measured(ds, *names):
         return ""
-    below, gap = (settled(estimate(ds, name, "layer", "head")).mean() for name in names)
+    inside, below, gap = (
+        interval(settled(estimate(ds, name, "layer", "head")).mean()).text() for name in names
+    )
     return (
-        f" The sink gets less attention than a* in {interval(below).text()} of the rows; a − a* is "
-        f"{interval(gap).text()} in the mean."
+        " The curve of a single row, convex by construction, is lowest strictly inside 0 < a* < 1 in "
+        f"{inside} of the rows. The sink gets less attention than a* in {below} of the rows; a − a* is "
+        f"{gap} in the mean."
     )
 
 
@@ -185,7 +204,7 @@ def _follows(
         np.array([each.value for each in differences]),
         np.array([each.error for each in differences]),
     )
-    return Finding(verdict_over(both), claim, evidence + no_interval(both))
+    return Finding(verdict(positive(both)), claim, evidence + no_interval(both))
 
 
 def _cone(ds: xr.Dataset) -> Finding | None:

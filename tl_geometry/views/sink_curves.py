@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import results, style
-from tl_geometry.views.averages import Quantity, estimate, settled
+from tl_geometry.views.averages import estimate
 from tl_geometry.views.curves import heads_of
 from tl_geometry.views.page import rounded
+from tl_geometry.views.parabolas import NORM, RATE_BIN, Parabola, fitted, norms_by_rate
 from tl_geometry.views.results import Values, number
 from tl_geometry.views.traces import Series, band, graded, legend, line
 
-NORM, RATE_BIN = "norm_by_sink_rate", "sink_rate_bin"
 GAPS, GAP_BIN = "optimum_gap_histogram", "gap_bin"
 
 _MEAN = Series(NORM, "rows with this sink rate", "#123f80", "solid", "circle")
 _FIT = Series("", "parabola fitted to |o|²", "#a9640a", "dash", "diamond")
 _OPTIMUM = Series("sink_optimum", "mean optimum a*", "#8b2f7f", "dot", "line-ns")
 _SHARE = "share of rows %{y:.3f} ± %{error_y.array:.3f}<extra></extra>"
-
-
-@dataclass(frozen=True)
-class Parabola:
-    """c_0 + c_1 a + c_2 a^2 fitted to the squared mean |o| in bins of the sink rate a, from `low` to `high`."""
-
-    coefficients: Values
-    low: float
-    high: float
-
-    def length(self, a: Values) -> Values:
-        """The fitted |o|; NaN where the parabola is negative."""
-        square = np.polynomial.polynomial.polyval(a, self.coefficients)
-        length: Values = np.sqrt(np.where(square >= 0, square, np.nan))
-        return length
-
-    @property
-    def lowest(self) -> float:
-        """Where it is smallest, strictly inside the bins it was fitted to; NaN where nowhere."""
-        _, slope, bend = self.coefficients
-        place = -slope / (2 * bend) if bend > 0 else np.nan
-        return float(place) if self.low < place < self.high else np.nan
-
-
-def fitted(ds: xr.Dataset, heads: Values) -> Parabola | None:
-    """The least-squares parabola through the bins of the marked heads; None with fewer than three bins.
-
-    A bin weighs as much as it has heads, those that have rows there in two documents at least
-    where the run has several.
-    """
-    norms = _norms(ds)
-    mean, weight = norms.mean(heads).value, np.isfinite(norms.value[heads]).sum(0)
-    used = weight > 0
-    if used.sum() < 3:
-        return None
-    a = np.asarray(ds[RATE_BIN].values, dtype=np.float64)[used]
-    root = np.sqrt(weight[used])
-    design = np.vander(a, 3, increasing=True) * root[:, None]
-    found = np.linalg.lstsq(design, mean[used] ** 2 * root, rcond=None)[0]
-    return Parabola(found, float(a.min()), float(a.max()))
 
 
 def norm_against_sink_rate(ds: xr.Dataset, *, layer: object | None = None) -> go.Figure:
@@ -96,7 +54,7 @@ def norm_against_sink_rate(ds: xr.Dataset, *, layer: object | None = None) -> go
 
 def norm_traces(ds: xr.Dataset, heads: Values) -> list[go.Scatter]:
     """The traces of `norm_against_sink_rate` for the heads that are marked."""
-    norms = _norms(ds)
+    norms = norms_by_rate(ds)
     mean = norms.mean(heads)
     a = np.asarray(ds[RATE_BIN].values, dtype=np.float64)
     counts = np.isfinite(norms.value[heads]).sum(0)
@@ -202,7 +160,3 @@ def gap_traces(ds: xr.Dataset, heads: Values) -> list[go.Bar]:
             hovertemplate=f"a − a* within {1 / len(x):.2g} of %{{x:.2f}}<br>{_SHARE}",
         )
     ]
-
-
-def _norms(ds: xr.Dataset) -> Quantity:
-    return settled(estimate(ds, NORM, "layer", "head", RATE_BIN))

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.measures.dormant import DORMANT_RATE
-from tl_geometry.views import results, sink_curves
+from tl_geometry.views import parabolas, results, sink_curves
 from tl_geometry.views.angles import SPACES, cosine_traces, sink_cosines
 from tl_geometry.views.averages import estimate, held, settled
 from tl_geometry.views.curves import heads_of
@@ -23,7 +23,7 @@ from tl_geometry.views.profiles import choice
 from tl_geometry.views.results import Values, number
 from tl_geometry.views.separable import INTERVALS
 from tl_geometry.views.sink_claims import interval, suppression_findings
-from tl_geometry.views.sink_curves import GAP_BIN, GAPS, NORM, RATE_BIN
+from tl_geometry.views.sink_curves import GAP_BIN, GAPS
 from tl_geometry.views.summary import Table
 
 FINDINGS_TITLE = "What the paper found, and whether this run shows it"
@@ -76,7 +76,7 @@ def extended(section: Section, ds: xr.Dataset) -> Section:
 
 def _figures(ds: xr.Dataset) -> list[Figure]:
     figures = []
-    if held(ds, NORM, "layer", "head", RATE_BIN):
+    if parabolas.measured(ds):
         figures.append(_norm(ds))
     if held(ds, GAPS, "layer", "head", GAP_BIN):
         figures.append(_gaps(ds))
@@ -101,7 +101,7 @@ def _norm(ds: xr.Dataset) -> Figure:
 
 def _norm_words(ds: xr.Dataset, heads: Values) -> str:
     text = f"Line of output length against sink rate, mean over {counted(int(heads.sum()))}"
-    parabola = sink_curves.fitted(ds, heads)
+    parabola = parabolas.fitted(ds, heads)
     if parabola is None:
         return f"{text}; too few bins for a parabola"
     text += f"; fitted parabola {'convex' if parabola.coefficients[2] > 0 else 'not convex'}"

@@ -9,8 +9,6 @@ from tl_geometry.views import averages, results
 from tl_geometry.views.findings import counted
 from tl_geometry.views.results import number
 
-OFF_BELOW = 0.1
-
 
 def optimum(ds: xr.Dataset) -> str:
     """Where the optimum lies, and how many rows stay below it."""
@@ -33,15 +31,14 @@ def off(ds: xr.Dataset) -> str:
     axes = ("layer", "head", "fraction")
     if not averages.held(ds, "off_rate", *axes):
         return ""
-    fractions = [float(f) for f in ds["fraction"].values]
-    place = min(range(len(fractions)), key=lambda k: abs(np.log(fractions[k] / OFF_BELOW)))
+    place = averages.nearest_fraction(ds)
     rates = averages.estimate(ds, "off_rate", *axes).value[..., place]
     found = rates[np.isfinite(rates)]
     if not found.size:
         return ""
     often = int((found > 0.5).sum())
     text = (
-        f"The median head is off (output below {fractions[place]:g} of a typical value) in "
+        f"The median head is off (output below {averages.fractions(ds)[place]:g} of a typical value) in "
         f"{100 * float(np.median(found)):.0f} % of its rows; {counted(often)} of {found.size} "
         f"{'is' if often == 1 else 'are'} off in more than half."
     )

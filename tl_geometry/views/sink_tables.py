@@ -6,10 +6,13 @@ import numpy as np
 import xarray as xr
 
 from tl_geometry.views import results
-from tl_geometry.views.estimates import estimates, require_evaluation, verdict
-from tl_geometry.views.findings import FAILS, HOLDS, OPEN, Finding
+from tl_geometry.views.estimates import Estimates, estimates, require_evaluation
+from tl_geometry.views.findings import Finding
 from tl_geometry.views.results import Values, number, significant
 from tl_geometry.views.summary import TOP, Table
+from tl_geometry.views.verdicts import UNSETTLED, status, verdict
+
+_PAIRED = "delta_group_cone_alignment"
 
 WORDS = {
     "none": "as the model is",
@@ -124,8 +127,9 @@ def sink_findings(ds: xr.Dataset) -> list[Finding]:
         >>> for finding in sink_findings(sink_interventions(model, texts)):  # doctest: +SKIP
         ...     print(finding)
 
-    Cunningham & Muca Cirone, arXiv 2606.07604. A change of alignment counts as shown only where the
-    intervals before and after do not overlap; nothing without the intervention ``zero_value``.
+    Cunningham & Muca Cirone, arXiv 2606.07604. A change of alignment is judged by the paired differences
+    over documents, in results that hold none by whether the intervals before and after overlap;
+    nothing without the intervention ``zero_value``.
     """
     require_evaluation(ds, "sink_interventions")
     if "zero_value" not in interventions(ds):
@@ -142,12 +146,7 @@ def _into_the_cone(ds: xr.Dataset) -> Finding | None:
     before, after = ends["low norm", "none"], ends["low norm", "zero_value"]
     if not np.isfinite(after.value - before.value):
         return None
-    if after.low > before.high:
-        found, words = HOLDS, "the intervals do not overlap"
-    elif after.high < before.low:
-        found, words = FAILS, "it falls, and the intervals do not overlap"
-    else:
-        found, words = OPEN, "the intervals overlap"
+    found, words = _turned(ds, before, after)
     norm = estimates(ds, "group_output_norm", group="low norm", intervention="zero_value")
     evidence = (
         f"Their mean alignment with the cone's axis is {before.text()} as the model is and {after.text()} "
@@ -156,7 +155,19 @@ def _into_the_cone(ds: xr.Dataset) -> Finding | None:
         f"{ends['other', 'none'].text()} to {ends['other', 'zero_value'].text()}."
     )
     claim = "Without the sink's value, heads of low norm turn into the semantic cone."
-    return Finding(found, claim, evidence)
+    return Finding(verdict([found]), claim, evidence)
+
+
+def _turned(ds: xr.Dataset, before: Estimates, after: Estimates) -> tuple[str, str]:
+    """Whether alignment rises: by the paired differences, without them by whether the intervals overlap."""
+    if _PAIRED in ds:
+        change = estimates(ds, _PAIRED, group="low norm", intervention="zero_value")
+        return change.shows(), f"on the same documents it changes by {change.text()}"
+    apart = status(after.low - before.high, after.high - before.low)
+    overlap = "overlap" if apart == UNSETTLED else "do not overlap"
+    return apart, (
+        f"the intervals {overlap} (this result holds no differences by document, which would tell more)"
+    )
 
 
 def _perplexity(ds: xr.Dataset) -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -29,7 +28,7 @@ from tl_geometry.views.sink_tables import (
     sink_findings,
     sink_tables,
 )
-from tl_geometry.views.traces import PANEL_TITLES, panels
+from tl_geometry.views.traces import PANEL_TITLES, decades, panels
 
 _MARKS = {"other": ("#123f80", "circle", 6), "low norm": ("#a9640a", "triangle-up", 9)}
 """The few stand above the many."""
@@ -94,19 +93,11 @@ def sink_intervention_map(ds: xr.Dataset, intervention: str | None = None) -> go
         axes = {"range": limits, "type": "log" if log else "linear"}
         figure.update_xaxes(**axes, title={"text": "as the model is", "standoff": 6}, col=column)
         figure.update_yaxes(**axes, title={"text": "under the intervention"}, col=column)
-        ticks = _decades(low, high) if log else {"dtick": 0.2 if high - low < 1.6 else 0.5}
+        ticks = decades(low, high) if log else {"dtick": 0.2 if high - low < 1.6 else 0.5}
         figure.update_xaxes(ticks, col=column)
         figure.update_yaxes(ticks, col=column)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"})
     return figure
-
-
-def _decades(low: float, high: float) -> dict[str, Any]:
-    steps = [m * 10.0**k for k in range(-12, 13) for m in (1, 2, 5)]
-    ticks = [step for step in steps if low <= step <= high]
-    if len(ticks) > 7:
-        ticks = [step for step in ticks if np.isclose(np.log10(step) % 1, 0)]
-    return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def _span(ds: xr.Dataset, name: str, log: bool) -> tuple[float, float]:

@@ -7,9 +7,13 @@ import xarray as xr
 
 from tl_geometry.views import results
 from tl_geometry.views.averages import estimate, held
-from tl_geometry.views.findings import Finding, counted, decided, no_interval
+from tl_geometry.views.findings import Finding, counted, no_interval
 from tl_geometry.views.results import number
 from tl_geometry.views.sink_claims import interval
+from tl_geometry.views.verdicts import majority, verdict
+
+MOST = 0.5
+"""The conditions hold at a layer that has them in more than this share of the documents."""
 
 _HALFSPACE = (
     "halfspace_feasible",
@@ -62,9 +66,9 @@ def _first_token(ds: xr.Dataset) -> Finding | None:
         evidence += f" The largest with any token is {interval(largest).text()}."
     if outer.any():
         evidence += f" In the other layers the mean is {interval(found.mean(outer)).text()}."
-    claim = "In the middle third of the layers the first token's cosine with the others is not positive."
-    judged = decided(shown.high <= 0, shown.low > 0)
-    return Finding(judged, claim, evidence + no_interval(shown))
+    claim = "In most layers of the middle third the first token's cosine with the others is not positive."
+    judged = majority(shown.high <= 0, shown.low > 0)
+    return Finding(verdict([judged]), claim, evidence + no_interval(shown))
 
 
 def _halfspaces(ds: xr.Dataset) -> Finding | None:
@@ -76,21 +80,28 @@ def _halfspaces(ds: xr.Dataset) -> Finding | None:
         return None
     share, origin, origin_random, sink, sink_random = (each[known] for each in found.values())
     gains = (origin - origin_random, sink - sink_random)
-    shown = np.concatenate([share.low > 0.5, *(gain.low > 0 for gain in gains)])
-    denied = np.concatenate([share.high < 0.5, *(gain.high <= 0 for gain in gains)])
+    parts = [
+        majority(share.low > MOST, share.high < MOST),
+        *(majority(gain.low > 0, gain.high < 0) for gain in gains),
+    ]
     wider = [int((gain.low > 0).sum()) for gain in gains]
+    narrower = [int((gain.high < 0).sum()) for gain in gains]
+    layers = counted(share.value.size, "layer")
     o, o_random, s, s_random = (
         interval(each.mean()).text() for each in (origin, origin_random, sink, sink_random)
     )
     evidence = (
         f"Both hold in {interval(share.mean()).text()} of the documents, in more than half of them in "
-        f"{int((share.low > 0.5).sum())} of {counted(share.value.size, 'layer')}. The tokens' hull "
+        f"{int((share.low > MOST).sum())} of {layers}. The tokens' hull "
         f"is {o} of the longest token away from the origin, that of random vectors {o_random} "
-        f"(nearer in {counted(wider[0], 'layer')}); the first token is {s} away from the others' "
-        f"hull, a random one {s_random} (nearer in {wider[1]}).{_room(ds)}"
+        f"(nearer in {wider[0]} of {layers}, farther in {narrower[0]}); the first token is {s} away from the "
+        f"others' hull, a random one {s_random} (nearer in {wider[1]}, farther in {narrower[1]}).{_room(ds)}"
     )
-    claim = "The half-space conditions of a sink hold, by wider margins than for random vectors."
-    return Finding(decided(shown, denied), claim, evidence + no_interval(share))
+    claim = (
+        "In most layers both half-space conditions of a sink hold, and each of them by a wider margin than "
+        "for random vectors."
+    )
+    return Finding(verdict(parts), claim, evidence + no_interval(share))
 
 
 def _room(ds: xr.Dataset) -> str:

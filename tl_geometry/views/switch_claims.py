@@ -9,19 +9,11 @@ import xarray as xr
 from tl_geometry.measures.ranks import spearman
 from tl_geometry.views import results
 from tl_geometry.views.averages import Quantity, estimate, held, settled
-from tl_geometry.views.estimates import REVERSED, SHOWN, UNSETTLED, Estimates, verdict
-from tl_geometry.views.findings import (
-    HOLDS,
-    PARTLY,
-    Finding,
-    counted,
-    decided,
-    no_interval,
-    per_head,
-    verdict_over,
-)
+from tl_geometry.views.estimates import Estimates, percent
+from tl_geometry.views.findings import Finding, counted, no_interval, per_head, positive
 from tl_geometry.views.results import Values, number, strongest
 from tl_geometry.views.sink_claims import interval
+from tl_geometry.views.verdicts import REVERSED, SHOWN, UNSETTLED, majority, statuses, verdict
 
 MOST = 0.5
 """A head keeps to itself, or to its sink, that gives more than this share of its attention there."""
@@ -31,6 +23,8 @@ CHANCE = 0.05
 """A larger share of heads that show the opposite by their intervals is no chance: exceptions are real."""
 
 _BY_FRACTION = ("layer", "head", "fraction")
+_BY_HEAD = ("layer", "head")
+_VALUES = tuple(f"value_halfspace_{name}" for name in ("feasible", "margin", "margin_random"))
 _ENDS = ("value", "low", "high")
 _FEWEST = 10
 
@@ -51,7 +45,7 @@ def switch_findings(ds: xr.Dataset) -> list[Finding]:
         ValueError: when `ds` has no layers or no heads.
     """
     results.check_result(ds)
-    parts = (_off_rows, _off_heads, _diagonal)
+    parts = (_off_rows, _off_heads, _diagonal, _values)
     return [finding for part in parts if (finding := part(ds))]
 
 
@@ -65,28 +59,40 @@ def _off_rows(ds: xr.Dataset) -> Finding | None:
     places = _ascending(ds, np.isfinite(mean.value))
     if not places:
         return None
-    known, more, less = (
-        x.sum((0, 1))
-        for x in (np.isfinite(difference.value), difference.low > 0, difference.high < 0)
-    )
-    parts = ", ".join(
-        f"{interval(mean).text(k)} at f = {ds['fraction'].values[k]:g} (more in {more[k]}, less in "
-        f"{less[k]} of {counted(int(known[k]))})"
-        for k in places
+    both = np.isfinite(difference.value)
+    known, more, less = (x.sum((0, 1)) for x in (both, difference.low > 0, difference.high < 0))
+    levels = [[interval(x[..., k].mean(both[..., k])).text() for x in (off, on)] for k in places]
+    parts = "; ".join(
+        f"{short} and {rest} at f = {ds['fraction'].values[k]:g}, a difference of {interval(mean).text(k)} "
+        f"(more in {more[k]}, less in {less[k]} of {counted(int(known[k]))})"
+        for k, (short, rest) in zip(places, levels, strict=True)
     )
     evidence = (
-        "The rows of a head whose output is shorter than f times a typical value give the sink "
-        f"more attention than its other rows, by {parts}; means over the heads that have both, "
-        "counts by more than two standard errors."
+        "Attention to the sink of a head's rows whose output is shorter than f times a typical value, and of its "
+        f"other rows: {parts}. Means over the heads that have both, counts by more than two "
+        f"standard errors. {_exceptions(ds, places, less, known)}"
     )
     if len(places) < mean.value.size:
         none = [f"{f:g}" for f in sorted(ds["fraction"].values[~np.isfinite(mean.value)])]
         evidence += f" Nothing to compare at f = {', '.join(none)}."
-    judged = verdict_over(mean[places])
-    if judged == HOLDS and (less > CHANCE * known)[places].any():
-        judged = PARTLY
-    claim = "A head that is off attends to its sink: short outputs go with attention to the sink."
-    return Finding(judged, claim, evidence + no_interval(mean[places]))
+    steps = positive(mean[places])
+    if (less > CHANCE * known)[places].any():
+        steps.append(REVERSED)
+    claim = (
+        "A head that is off attends to its sink, at every f: rows with short outputs give the sink more "
+        "attention."
+    )
+    return Finding(verdict(steps), claim, evidence + no_interval(mean[places]))
+
+
+def _exceptions(ds: xr.Dataset, places: list[int], less: Values, known: Values) -> str:
+    """The heads that do the opposite: how many may be put down to chance, and where there are more."""
+    many = [f"{ds['fraction'].values[k]:g}" for k in places if less[k] > CHANCE * known[k]]
+    found = f"here at f = {', '.join(many)}" if many else "here nowhere"
+    return (
+        f"Where more than {percent(CHANCE)} of the heads do the opposite, they are no chance and count as a "
+        f"reversed part of the claim: {found}."
+    )
 
 
 def _off_heads(ds: xr.Dataset) -> Finding | None:
@@ -104,11 +110,12 @@ def _off_heads(ds: xr.Dataset) -> Finding | None:
     evidence = (
         f"The rank correlation of sink rate and share of rows that are off is {parts}, over "
         f"{counted(count)}. These intervals reach two standard errors over heads, as if heads were "
-        "independent; over documents there is none."
+        "independent; over documents there is none. This is the converse over heads: it says which "
+        "heads are off, not which of their rows."
     )
-    claim = "Heads that are off more often give their sink more attention."
+    claim = "Conversely, heads that give their sink more attention are off more often, at every f."
     shown = ranked[places]
-    return Finding(decided(shown.low > 0, shown.high < 0), claim, evidence)
+    return Finding(verdict(statuses(shown.low, shown.high)), claim, evidence)
 
 
 def rank_correlation(x: Values, y: Values) -> Estimates:
@@ -138,10 +145,10 @@ def _diagonal(ds: xr.Dataset) -> Finding | None:
         return None
     kept, rested = _more_than_half(own), _more_than_half(sink)
     exist = SHOWN if kept[0] else UNSETTLED if kept[1] else REVERSED
-    fewer = UNSETTLED
-    if kept[1] < rested[0]:
+    fewer = UNSETTLED  # none would be fewer, too, which tells nothing
+    if exist == SHOWN and kept[1] < rested[0]:
         fewer = SHOWN
-    elif kept[0] >= rested[1]:
+    elif exist == SHOWN and kept[0] >= rested[1]:
         fewer = REVERSED
     values = results.values(ds, "diagonal_attention")
     i, j = strongest(values, 1)[0]
@@ -171,3 +178,31 @@ def _more_than_half(found: Quantity) -> tuple[int, int]:
 def _ascending(ds: xr.Dataset, known: Values) -> list[int]:
     """The known places on the axis `fraction`, by ascending fraction."""
     return [int(k) for k in np.argsort(ds["fraction"].values) if known[k]]
+
+
+def _values(ds: xr.Dataset) -> Finding | None:
+    if not all(held(ds, name, *_BY_HEAD) for name in _VALUES):
+        return None
+    found = [estimate(ds, name, *_BY_HEAD) for name in _VALUES]
+    known = np.all([np.isfinite(each.value) for each in found], axis=0)
+    if not known.any():
+        return None
+    share, margin, random = (each[known] for each in found)
+    gain = margin - random
+    parts = [
+        majority(share.low > MOST, share.high < MOST),
+        majority(gain.low > 0, gain.high < 0),
+    ]
+    heads = counted(share.value.size)
+    evidence = (
+        f"So it is in {interval(share.mean()).text()} of the documents, mean over {heads}, and in more than half of "
+        f"them in {int((share.low > MOST).sum())}. The shortest output that any attention could give is "
+        f"{interval(margin.mean()).text()} of the longest value, among random values "
+        f"{interval(random.mean()).text()} (longer in {int((gain.low > 0).sum())} of {heads}, shorter in "
+        f"{int((gain.high < 0).sum())})."
+    )
+    claim = (
+        "In most heads the projected values, the sink's included, lie strictly to one side of the origin, farther "
+        "from it than random ones: no attention cancels them, and only short values silence the head."
+    )
+    return Finding(verdict(parts), claim, evidence + no_interval(share))

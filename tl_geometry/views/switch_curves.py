@@ -9,33 +9,21 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import results, style
-from tl_geometry.views.averages import Quantity, estimate
+from tl_geometry.views.averages import (
+    PREFERRED_FRACTION,
+    Quantity,
+    estimate,
+    fractions,
+    nearest_fraction,
+)
 from tl_geometry.views.page import rounded
 from tl_geometry.views.results import Values
 from tl_geometry.views.traces import unit_axis
 
 FRACTION = "fraction"
-PREFERRED_FRACTION = 0.1
 _OFF = "%{text}: sink rate %{x:.2f}, off in %{y:.2f} of its rows<extra></extra>"
 _ON = "%{text}: sink rate of its rows %{x:.2f} on, %{y:.2f} off<extra></extra>"
 _DEPTH = [(0.0, "#8fb5d9"), (0.5, "#2f6aa8"), (1.0, "#0a2a5c")]
-
-
-def fractions(ds: xr.Dataset) -> list[float]:
-    """The fractions f of the run, in the order of the axis."""
-    return [float(f) for f in ds[FRACTION].values]
-
-
-def nearest_fraction(ds: xr.Dataset, wanted: int | float = PREFERRED_FRACTION) -> int:
-    """Place of the fraction that is nearest to the wanted one on a logarithmic scale.
-
-    Raises:
-        ValueError: `wanted` is not positive.
-    """
-    if not wanted > 0:
-        raise ValueError(f"fraction={wanted} must be above 0")
-    held = fractions(ds)
-    return min(range(len(held)), key=lambda place: abs(np.log(held[place] / wanted)))
 
 
 def by_fraction(ds: xr.Dataset, name: str) -> Quantity:

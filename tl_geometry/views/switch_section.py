@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import angles, results, smoothing_curves, switch_curves
-from tl_geometry.views.averages import estimate, held
+from tl_geometry.views.averages import estimate, fractions, held, nearest_fraction
 from tl_geometry.views.drawings import drawing, map_drawing
 from tl_geometry.views.maps import SD
 from tl_geometry.views.parts import Figure, Section
@@ -20,7 +20,7 @@ from tl_geometry.views.sink_claims import interval
 from tl_geometry.views.sink_section import FINDINGS_TITLE
 from tl_geometry.views.smoothing_claims import smoothing_findings
 from tl_geometry.views.switch_claims import switch_findings
-from tl_geometry.views.switch_curves import by_fraction, fractions, nearest_fraction
+from tl_geometry.views.switch_curves import by_fraction
 
 MANY = 2000
 """A page with more heads than this shows one fraction only, to stay small."""

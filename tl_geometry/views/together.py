@@ -134,10 +134,33 @@ def warnings(contents: Sequence[Contents]) -> list[str]:
     for part in contents:
         for warning in dict.fromkeys(provenance.warnings(part.ds)):
             concerned.setdefault(warning, []).append(part.name)
-    return [
+    found = [
         text if len(names) == len(contents) else f"{listed(names)}: {text}"
         for text, names in concerned.items()
     ]
+    return [*found, *_differences(contents)]
+
+
+_SAME_MODEL = {
+    "weight_processing": "weight processing",
+    "model_class": "class of the model",
+    "model_dtype": "number type of the weights",
+}
+"""What two results of one name must have in common to be of one model."""
+
+
+def _differences(contents: Sequence[Contents]) -> list[str]:
+    """Warnings where results go by one model's name, but were not measured on the same weights."""
+    found = []
+    for key, words in _SAME_MODEL.items():
+        held = [(part.name, part.ds.attrs[key]) for part in contents if key in part.ds.attrs]
+        others = [name for name, value in held if value != held[0][1]]
+        if others:
+            found.append(
+                f"{listed(others)}: the {words} is not that of {held[0][0]}, so numbers that depend on values and "
+                "weights can't be compared"
+            )
+    return found
 
 
 def origins(contents: Sequence[Contents]) -> list[tuple[str, list[tuple[str, Any]]]]:

@@ -21,6 +21,7 @@ Means: TypeAlias = Quantity | Estimates
 PANEL_TITLES = 34
 """Pixels that the titles of panels take above them."""
 
+_MOST_TICKS = 8
 _ALONE = "N = 1: not compared"
 
 
@@ -159,6 +160,21 @@ def graded(title: str, ticks: Sequence[int | float] = ()) -> dict[str, Any]:
     if not ticks:
         del axis["tickvals"], axis["ticktext"]
     return axis
+
+
+def decades(low: int | float, high: int | float) -> dict[str, Any]:
+    """Ticks of a logarithmic axis at 1, 2, 5, 10, ... from low to high; only powers of ten if these are many.
+
+    Example:
+        >>> decades(0.5, 12)["ticktext"], decades(0.01, 100)["ticktext"]
+        (['0.5', '1', '2', '5', '10'], ['0.01', '0.1', '1', '10', '100'])
+    """
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    ticks = [float(f"{m}e{k}") for k in powers for m in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    if len(ticks) > _MOST_TICKS:
+        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1.")]
+    return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def unit_axis(title: str = "F") -> dict[str, Any]:
