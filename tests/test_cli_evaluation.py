@@ -52,6 +52,8 @@ DEFAULTS = {
         "retention": [1.0, 0.9, 0.75, 0.5, 0.25, 0.1],
         "repeats": 3,
         "mode": "zero",
+        "layers": None,
+        "heads": None,
         **WINDOWS,
         **RUNNING,
     },
@@ -115,12 +117,15 @@ GIVEN = {
         },
     ),
     "sparsify": (
-        "--orders mixer>reset>retriever,random --retention 0.5,0.25 --repeats 2 --mode mean",
+        "--orders mixer>reset>retriever,random --retention 0.5,0.25 --repeats 2 --mode mean "
+        "--layers 0-1 --heads 0.1,1.2",
         {
             "orders": ["mixer>reset>retriever", "random"],
             "retention": [0.5, 0.25],
             "repeats": 2,
             "mode": "mean",
+            "layers": [0, 1],
+            "heads": [(0, 1), (1, 2)],
         },
     ),
     "sensitivity": (

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ablations.runs import bridged, build, clean, hooked, logits, look, model_of
+from ablations.runs import (
+    bridged,
+    build,
+    clean,
+    hooked,
+    inputs_of,
+    logits,
+    look,
+    model_of,
+    sites_of,
+)
 from analysis_data.reference import tokens
 from literal import ablations as literal
 
@@ -154,3 +164,44 @@ def test_heads_become_running_means(case):
     z = literal.running_mean(layer.clean_z, real, causal=layer.report.causal)
     z[:, :, [0, 3]] = layer.clean_z[:, :, [0, 3]]
     layer.agrees(z)
+
+
+@pytest.mark.parametrize("case", bridged("bart", "t5"))
+def test_no_running_mean_knows_of_later_decoder_tokens(case):
+    """Every attention of the decoder, the cross-attention too, is at one position of it after another."""
+    model, (args, more) = model_of(case), inputs_of(case)
+    heads = [(s.layer, h) for s in sites_of(case) if "decoder" in s.name for h in (0, 2)]
+    assert any(site.cross for site in sites_of(case))
+    before = more["decoder_input"]
+    after = before.clone()
+    after[:, -1] = (after[:, -1] + 1) % 40
+    for hooks in (remove_heads(model, heads, "mean"), remove_heads(model, heads[-1:], "mean")):
+        first, second = (
+            logits(model, *args, hooks=hooks, decoder_input=ids) for ids in (before, after)
+        )
+        assert torch.allclose(first[:, :-1], second[:, :-1], atol=1e-5)
+        assert not torch.allclose(first[:, -1], second[:, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize("case", bridged("bart"))
+def test_running_means_in_cross_attention_are_over_the_queries_so_far(case):
+    (site,) = [site for site in sites_of(case) if site.cross and "0" in site.name]
+    layer = look(case, remove_heads(model_of(case), [(site.layer, 1)], "mean"))[site.layer]
+    z = layer.clean_z
+    z[:, :, 1] = literal.running_mean(z, np.ones(z.shape[:2], dtype=bool), causal=True)[:, :, 1]
+    layer.agrees(z)
+
+
+@pytest.mark.parametrize("case", [*hooked("gpt2"), *bridged("gpt2", "opt")])
+def test_all_heads_of_layers_are_removed(case):
+    model = model_of(case)
+    found = look(case, remove_heads(model, layers=[1]))
+    assert torch.equal(found[0].z, clean(case)[0].z)
+    assert float(found[1].z.abs().max()) == 0
+    every = [(1, head) for head in range(4)]
+    assert same(case, remove_heads(model, every), remove_heads(model, layers=1))
+    assert same(
+        case, remove_heads(model, [(1, 2)]), remove_heads(model, [(1, 2)], layers=np.int64(1))
+    )
+    with pytest.raises(ValueError, match=r"\(0, 2\) is in none of the layers \[1\]"):
+        remove_heads(model, [(0, 2)], layers=[1])

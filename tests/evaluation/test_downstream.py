@@ -14,7 +14,9 @@ from analysis_data.reference import plain_package
 from evaluation_data.reference import left_over_hooks, pair_losses, zero_heads
 
 from tl_geometry import load, save
-from tl_geometry.ablations import mask_entries
+from tl_geometry.ablations import mask_entries, zero_sink_values
+from tl_geometry.data import Batch
+from tl_geometry.evaluation import harness
 from tl_geometry.evaluation.downstream import downstream
 
 pytest.importorskip("lm_eval", reason="lm_eval is an optional extra")
@@ -135,7 +137,7 @@ def test_a_known_accuracy_is_found(model, tasks, wrong):
     assert int(ds.questions.sel(task="first")) == 4
 
 
-def heads_out(mask):
+def heads_out(batch):
     return zero_heads([(0, 1), (1, 0), (1, 2)])
 
 
@@ -145,19 +147,23 @@ def test_hooks_are_active(model, tasks, size):
     with_known_answers(model, tasks, heads_out, wrong=0)
     rows = [json.loads(line) for line in (tasks / "first.jsonl").read_text().splitlines()]
     questions = [tuple(row.values()) for row in rows]
-    masks = []
+    batches = []
 
-    def hooks(mask):
-        masks.append(mask)
-        return heads_out(mask)
+    def hooks(batch):
+        batches.append(batch)
+        return heads_out(batch)
 
     ds = run(model, tasks, hooks=hooks, batch_size=size).squeeze("task")
     assert ds.variant.values.tolist() == ["full", "hooks"]
     assert float(ds.accuracy.sel(variant="hooks")) == 1.0
     assert float(ds.accuracy.sel(variant="full")) == accuracy(model, questions)
-    assert all(mask.dtype == torch.bool and mask.shape[0] <= size for mask in masks)
+    assert all(isinstance(batch, Batch) for batch in batches)
+    # Of twelve answers three are one word to the same question: they are read off one row.
+    assert sorted(row for batch in batches for row in batch.documents) == list(range(10))
+    assert all(batch.tokens.shape == batch.attention_mask.shape for batch in batches)
+    assert all(len(batch.tokens) == len(batch.documents) <= size for batch in batches)
     if size == 5:
-        assert any(not mask.all() for mask in masks)  # rows of unequal length
+        assert any(not batch.attention_mask.all() for batch in batches)  # rows of unequal length
     ready = run(model, tasks, hooks=heads_out(None)).squeeze("task")
     assert float(ready.accuracy.sel(variant="hooks")) == 1.0
 
@@ -275,29 +281,59 @@ def test_long_rows_keep_bos_and_their_end(model, tasks):
         run(model, tasks, n_ctx=3)
 
 
-def test_resuming_runs_nothing_twice(model, tasks, tmp_path):
+def test_resuming_runs_nothing_twice(model, tasks, tmp_path, monkeypatch):
     path = tmp_path / "run.json"
-    calls = []
+    forward, calls = harness.forward_logits, []
 
-    def hooks(mask):
-        calls.append(tuple(mask.shape))
-        if len(calls) == 2:
+    def interrupted(model, batch, hooks):
+        calls.append((len(hooks), tuple(batch.tokens.shape)))
+        if len(calls) == 5:
             raise RuntimeError("the power went")
-        return heads_out(mask)
+        return forward(model, batch, hooks)
 
     whole = run(model, tasks, hooks=heads_out, batch_size=4)
+    monkeypatch.setattr(harness, "forward_logits", interrupted)
     with pytest.raises(RuntimeError, match="the power went"):
-        run(model, tasks, hooks=hooks, batch_size=4, checkpoint=path)
+        run(model, tasks, hooks=heads_out, batch_size=4, checkpoint=path)
     assert left_over_hooks(model) == 0
-    total = len(calls)
-    resumed = run(model, tasks, hooks=hooks, batch_size=4, checkpoint=path, resume=True)
-    assert calls[total:][0] == calls[1]  # the batch that failed is the first that runs again
+    resumed = run(model, tasks, hooks=heads_out, batch_size=4, checkpoint=path, resume=True)
+    assert calls[5] == calls[4]  # the batch that failed is the first that runs again
     assert resumed.assign_attrs(created="").identical(whole.assign_attrs(created=""))
     after = len(calls)
-    run(model, tasks, hooks=hooks, batch_size=4, checkpoint=path, resume=True)
+    run(model, tasks, hooks=heads_out, batch_size=4, checkpoint=path, resume=True)
     assert len(calls) == after
-    with pytest.raises(ValueError, match=r"settings\.limit was null, now 2"):
-        run(model, tasks, hooks=hooks, batch_size=4, limit=2, checkpoint=path, resume=True)
+    for options, said in (
+        ({"hooks": heads_out, "limit": 2}, r"settings\.limit was null, now 2"),
+        ({"hooks": lambda batch: []}, r"settings\.hooks was heads_out \w+, now .*<lambda>"),
+        ({}, r"settings\.hooks was heads_out \w+, now null"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(model, tasks, batch_size=4, checkpoint=path, resume=True, **options)
+    assert len(calls) == after
+
+
+def test_a_checkpoint_and_functions(model, tasks, tmp_path):
+    """The model is known to it; ready hooks of an ablation have a state of their own."""
+
+    def hooks(batch):
+        return zero_sink_values(model, attention_mask=batch.attention_mask)
+
+    path = tmp_path / "run.json"
+    ds = run(model, tasks, hooks=hooks, checkpoint=path)
+    again = run(model, tasks, hooks=hooks, checkpoint=path, resume=True)
+    assert again.assign_attrs(created="").identical(ds.assign_attrs(created=""))
+    other = tmp_path / "other.json"
+    ready = zero_sink_values(model)
+    with pytest.raises(
+        ValueError, match=r"checkpoint: hooks\[0\] can't be told .* function of the"
+    ):
+        run(model, tasks, hooks=ready, checkpoint=other)
+    found = run(model, tasks, hooks=ready)
+    np.testing.assert_array_equal(found.accuracy, ds.accuracy)
+    of_mine = {"fraction": 0.4, "checkpoint": other}
+    run(model, tasks, importances={"mine": lambda g: g.pattern}, **of_mine)
+    with pytest.raises(ValueError, match=r"settings\.importances\.mine was"):
+        run(model, tasks, importances={"mine": lambda g: -g.pattern}, resume=True, **of_mine)
 
 
 def test_nan_names_the_variant(model, tasks):
@@ -352,7 +388,7 @@ def test_tasks_that_are_unknown_or_out_of_reach(tiny_hooked, tiny_tokenizer):
         ({"fraction": 1.5}, "fraction"),
         ({"scope": "word"}, "scope"),
         ({"mode": "outer"}, "mode"),
-        ({"importances": ["size"]}, "importances must be one of"),
+        ({"importances": ["size"]}, r"importances must be one or more of .*got \['size'\]"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"n_ctx": 100}, "n_ctx=100 is more than the model's context of 64"),

@@ -285,6 +285,43 @@ def test_resumed_equals_uninterrupted(tiny_model, tmp_path):
         faithfulness(tiny_model, (tokens, mask), checkpoint=path, resume=True, **options)
 
 
+def test_a_checkpoint_knows_what_functions_do(tiny_model, tmp_path):
+    data = corpus((9, 9))[:2]
+    options = {"fractions": (0.3,), "checkpoint": tmp_path / "run.json", **FEW}
+
+    def weighted(w):
+        return {"mine": lambda g: w * g.pattern}
+
+    scorer = {"mine": lambda g: g.pattern * len(tiny_model.blocks)}  # the model is known
+    faithfulness(tiny_model, data, scorer, **options | {"checkpoint": tmp_path / "other.json"})
+    first = faithfulness(tiny_model, data, weighted(1.0), **options)
+    again = faithfulness(tiny_model, data, weighted(1.0), resume=True, **options)
+    for other in (weighted(-1.0), {"mine": lambda g: -g.pattern}, {"mine": "attention"}):
+        with pytest.raises(ValueError, match=r"settings\.importances\.mine was .*, now"):
+            faithfulness(tiny_model, data, other, resume=True, **options)
+    np.testing.assert_array_equal(first.nll, again.nll)
+    assert first.attrs["settings"]["importances"]["random"] == "random"
+    assert first.attrs["settings"]["importances"]["mine"].startswith("test_a_checkpoint")
+
+
+def test_a_checkpoint_refuses_functions_it_cannot_tell_apart(tiny_model, tmp_path):
+    class Scorer:
+        def __call__(self, geometry):
+            return geometry.pattern
+
+    weights = torch.ones(9)
+    data, path = corpus((9, 9))[:2], tmp_path / "run.json"
+    for scorer, what in ((Scorer(), "it is a Scorer"), (lambda g: weights * g.pattern, "weights")):
+        message = rf"checkpoint: importances\['mine'\] can't be told .*{what}.* by name, or run"
+        with pytest.raises(ValueError, match=message):
+            faithfulness(tiny_model, data, {"mine": scorer}, checkpoint=path, **FEW)
+        assert not path.exists()
+        ds = faithfulness(tiny_model, data, {"mine": scorer}, fractions=(0.3,), **FEW)
+        nll = ds.nll.sel(importance="mine")
+        plain = faithfulness(tiny_model, data, ["attention"], fractions=(0.3,), **FEW).nll
+        np.testing.assert_array_equal(nll, plain.sel(importance="attention"))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -295,7 +332,9 @@ def test_resumed_equals_uninterrupted(tiny_model, tmp_path):
         ({"modes": ("outer",)}, "modes"),
         ({"modes": "inter"}, "modes must be one or more"),
         ({"importances": ["magic"]}, "importances"),
-        ({"importances": []}, "importances"),
+        ({"importances": []}, "importances must be one or more"),
+        ({"importances": ["random", "random"]}, "each once"),
+        ({"importances": {"mine": "magic"}}, r"got \['magic'\]"),
         ({"rankings": ("upside down",)}, "rankings"),
         ({"reference": "dirty"}, "reference"),
         ({"repeats": 0}, "repeats must be at least 1"),

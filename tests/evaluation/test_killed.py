@@ -35,7 +35,9 @@ def outcome(directory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("evaluation", ["head_sensitivity", "sparsify"])
+@pytest.mark.parametrize(
+    "evaluation", ["head_sensitivity", "sparsify", "faithfulness", "pattern_mixing"]
+)
 def test_killed_and_resumed_equals_uninterrupted(outcome, evaluation):
     found = outcome[evaluation]
     assert found["signals"] == [0, signal.SIGKILL, signal.SIGKILL, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tl_geometry import (
     sink_interventions,
     zero_sink_values,
 )
+from tl_geometry.evaluation import runs
 from tl_geometry.hooks import attention_sites
 
 FEW = {"progress": False, "max_documents": None, "resamples": 200}
@@ -111,20 +113,54 @@ def test_a_delegated_bridge_takes_what_goes_through_values():
         sink_interventions(model, (tokens, mask), **FEW)
 
 
-def test_resumed_equals_uninterrupted(tiny_model, tmp_path):
-    tokens, mask, _ = corpus((9, 9, 9))
+def test_resumed_equals_uninterrupted(tiny_model, tmp_path, monkeypatch):
+    data = corpus((9, 8, 9))[2]
     options = {"batch_size": 1, **FEW}
-    whole = sink_interventions(tiny_model, (tokens, mask), **options)
+    whole = sink_interventions(tiny_model, data, **options)
     path = tmp_path / "sinks.json"
-    first = sink_interventions(tiny_model, (tokens, mask), checkpoint=path, **options)
-    again = sink_interventions(tiny_model, (tokens, mask), checkpoint=path, resume=True, **options)
-    for name in whole.data_vars:
-        np.testing.assert_array_equal(whole[name], first[name])
-        np.testing.assert_array_equal(whole[name], again[name])
-    with pytest.raises(ValueError, match="factor"):
-        sink_interventions(
-            tiny_model, (tokens, mask), checkpoint=path, resume=True, factor=5.0, **options
-        )
+    scored, calls = runs._nll, []
+
+    def killed(*arguments):
+        calls.append(arguments)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return scored(*arguments)
+
+    monkeypatch.setattr(runs, "_nll", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sink_interventions(tiny_model, data, checkpoint=path, **options)
+    assert len(json.loads(path.read_text())["units"]) == 7
+    for _ in range(2):  # the second finds all scores
+        again = sink_interventions(tiny_model, data, checkpoint=path, resume=True, **options)
+        for name in whole.data_vars:
+            np.testing.assert_array_equal(whole[name], again[name])
+    assert len(calls) == 8 + 15 - 7
+    with pytest.raises(ValueError, match=r"settings\.factor was 2\.0, now 5\.0"):
+        sink_interventions(tiny_model, data, checkpoint=path, resume=True, factor=5.0, **options)
+
+
+def test_the_change_of_alignment_is_paired(tiny_model):
+    """Resampled as differences of the same documents, here from runs of one document each."""
+    documents = corpus((10, 7, 9, 8))[2]
+    ds = sink_interventions(tiny_model, documents, seed=3, **FEW)
+    assert ds.delta_group_cone_alignment.dims == ("intervention", "group")
+    level, delta = ds.group_cone_alignment, ds.delta_group_cone_alignment
+    np.testing.assert_allclose(delta, level - level[0], atol=1e-12)
+    for end in ("", "_low", "_high"):
+        assert (ds[f"delta_group_cone_alignment{end}"][0] == 0).all()
+    chosen = {"low norm": ds.low_norm == 1, "other": ds.low_norm == 0}
+    alone = [sink_interventions(tiny_model, [ids], **FEW).cone_alignment for ids in documents]
+    draws = np.random.default_rng(3).multinomial(4, [0.25] * 4, size=200) / 4
+    for g, heads in enumerate(chosen.values()):
+        of_document = np.array([each.where(heads).mean(("layer", "head")) for each in alone])
+        samples = draws @ (of_document - of_document[:, :1])
+        low, high = np.quantile(samples, (0.025, 0.975), axis=0)
+        np.testing.assert_allclose(ds.delta_group_cone_alignment_low[:, g], low, atol=1e-5)
+        np.testing.assert_allclose(ds.delta_group_cone_alignment_high[:, g], high, atol=1e-5)
+        wide = (ds.group_cone_alignment_high - ds.group_cone_alignment_low)[1:, g]
+        assert (high - low)[1:].max() > 1e-4
+        assert not np.allclose(wide, (high - low)[1:], atol=1e-5)  # that of the levels is another
+    assert "minus" in delta.attrs["long_name"]
 
 
 @pytest.mark.parametrize(

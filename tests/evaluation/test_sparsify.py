@@ -17,9 +17,9 @@ ALL_HEADS = [(layer, head) for layer in range(2) for head in range(4)]
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 
 
-def curves(model, data, **options):
+def curves(model, data, *arguments, **options):
     options = {"max_documents": None, "n_ctx": 64, "progress": False, **options}
-    return sparsify(model, data, **options)
+    return sparsify(model, data, *arguments, **options)
 
 
 def heads_gone(rank, count):
@@ -56,6 +56,65 @@ def test_every_point_equals_a_run_without_these_heads(tiny_model):
         np.testing.assert_allclose(found.random_nll, each, rtol=1e-5)
         assert float(found.nll) == pytest.approx(np.mean(each), rel=1e-5)
         assert float(found.nll_spread) == pytest.approx(np.std(each, ddof=1), abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranked"),
+    [
+        ({"layers": [1]}, [(1, head) for head in range(4)]),
+        ({"heads": [(0, 2), (1, 0), (1, 3)]}, [(0, 2), (1, 0), (1, 3)]),
+        ({"layers": 1, "heads": [(1, 3), (1, 1)]}, [(1, 1), (1, 3)]),
+    ],
+)
+def test_only_the_heads_that_are_named(tiny_model, options, ranked):
+    tokens, mask, documents = corpus()
+    data, half = (tokens, mask), (1.0, 0.5, 0.0)
+    ds = curves(tiny_model, data, ["output_norm", "random"], half, repeats=1, **options)
+    n = len(ranked)
+    assert ds.removed.values.tolist() == [0, n // 2, n]
+    norms = curves(tiny_model, data, ["output_norm"], half).output_norm
+    least = sorted(ranked, key=lambda place: float(norms.sel(layer=place[0], head=place[1])))
+    for ranks, known in ((ds["rank"][0], least), (ds.random_rank[0], None)):
+        found = {
+            (int(layer), int(head)): float(ranks.sel(layer=layer, head=head))
+            for layer in ds["layer"]
+            for head in ds["head"]
+        }
+        kept = sorted((r, place) for place, r in found.items() if not math.isnan(r))
+        assert [r for r, _ in kept] == list(range(n))
+        order = [place for _, place in kept]
+        assert order == known if known else sorted(order) == ranked
+        for share, count in zip(half, ds.removed.values, strict=True):
+            name = "output_norm" if known else "random"
+            loss = mean_loss(tiny_model, documents, zero_heads(order[:count]))
+            nll = float(ds.nll.sel(order=name, retention=share))
+            assert nll == pytest.approx(loss, rel=1e-5)
+    assert ds.attrs["settings"]["heads"] == [list(place) for place in ranked]
+
+
+def test_a_checkpoint_knows_the_heads(tiny_model, tmp_path):
+    options = {"orders": ["random"], "repeats": 1, "checkpoint": tmp_path / "run.json"}
+    curves(tiny_model, corpus()[:2], layers=[0], **options)
+    with pytest.raises(ValueError, match=r"settings\.heads was \[\[0, 0\]"):
+        curves(tiny_model, corpus()[:2], layers=[1], resume=True, **options)
+
+
+def test_shares_of_heads_are_those_of_a_reader(tiny_hooked):
+    """0.9 of 10 heads stay: one goes, though (1 - 0.9) * 10 is less than one in floating point."""
+    model = tiny_hooked(n_heads=10, n_layers=1)
+    shares = (0.9, 0.7, 0.4, 0.3, 0.29, 0.1)
+    ds = curves(model, corpus((9, 8))[:2], ["output_norm"], shares)
+    assert ds.removed.values.tolist() == [1, 3, 6, 7, 7, 9]
+
+
+def test_every_pass_shows_its_progress(tiny_model, capsys):
+    curves(tiny_model, corpus()[2], ["entropy"], (0.5,), progress=True, batch_size=1)
+    shown = capsys.readouterr().err
+    done = [line for line in shown.replace("\r", "\n").splitlines() if "100%" in line]
+    assert any("4/4" in line and "batches" in line for line in done)  # the statistics
+    assert any("8/8" in line and "runs" in line for line in done)
+    curves(tiny_model, corpus()[:2], ["entropy"], (0.5,), progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_ends_of_the_curve(tiny_model):
@@ -156,6 +215,9 @@ def test_resuming_runs_nothing_twice(tiny_model, tmp_path):
         ({"retention": (-0.1,)}, "retention must be shares"),
         ({"retention": (float("nan"),)}, "retention must be shares"),
         ({"repeats": 0}, "repeats must be at least 1"),
+        ({"layers": [5]}, "layers"),
+        ({"heads": []}, "heads is empty"),
+        ({"heads": [(0, 9)]}, "9"),
         ({"mode": "median"}, "mode must be one of"),
     ],
 )

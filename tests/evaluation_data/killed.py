@@ -20,6 +20,8 @@ import conftest
 from evaluation_data.reference import corpus
 
 from tl_geometry.evaluation import checkpoint
+from tl_geometry.evaluation.faithfulness import faithfulness
+from tl_geometry.evaluation.mixing import pattern_mixing
 from tl_geometry.evaluation.sensitivity import head_sensitivity
 from tl_geometry.evaluation.sparsify import sparsify
 
@@ -27,6 +29,12 @@ RUNS: dict[str, Callable[..., Any]] = {
     "head_sensitivity": head_sensitivity,
     "sparsify": lambda model, data, **options: sparsify(
         model, data, orders=["entropy", "random"], repeats=2, **options
+    ),
+    "faithfulness": lambda model, data, **options: faithfulness(
+        model, data, {"mine": lambda g: g.pattern}, fractions=(0.2,), **options
+    ),
+    "pattern_mixing": lambda model, data, **options: pattern_mixing(
+        model, data, ts=(0.5, 1.0), **options
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import numpy as np
 
@@ -53,5 +54,5 @@ def _cut(items: list, scores: dict, fraction: float, largest: bool) -> list:
         return missing, 0.0 if missing else -scores[item]
 
     order = sorted(items, key=rank)
-    count = math.floor(fraction * len(order))
+    count = int(Decimal(str(fraction)) * len(order))  # by its decimal digits, as on paper
     return order[:count] if largest else order[len(order) - count :]

@@ -13,7 +13,7 @@ from tl_geometry.measures import selection
 from tl_geometry.measures.selection import check_fraction, select_entries
 
 SCOPES = ("row", "query", "head", "layer", "token")
-FRACTIONS = (0, 1, 0.01, 0.05, 0.1, 0.2, 0.5, 1 / 3, 0.29, 0.9999, 5e-324)
+FRACTIONS = (0, 1, 0.01, 0.05, 0.1, 0.2, 0.5, 1 / 3, 0.29, 0.57, 0.58, 0.9999, 5e-324)
 every_scope = pytest.mark.parametrize("scope", SCOPES)
 both_ends = pytest.mark.parametrize("largest", [True, False])
 
@@ -112,6 +112,29 @@ def test_documents_are_ranked_by_themselves():
         for row in range(3):
             alone = select_entries(scores[[row]], every[[row]], 0.3, scope=scope)
             assert torch.equal(whole[[row]], alone)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "count"),
+    [(0.29, 29), (0.57, 57), (0.58, 58), (0.07, 7), (1 / 3, 33), (0.289999, 28), (0.995, 99)],
+)
+@every_scope
+@both_ends
+def test_shares_of_a_hundred_are_those_of_a_reader(fraction, count, scope, largest):
+    """In floating point 0.29, 0.57 and 0.58 of 100 would be 28, 56 and 57."""
+    one_group = {
+        "row": (1, 1, 1, 100),
+        "query": (1, 4, 1, 25),
+        "head": (1, 1, 4, 25),
+        "layer": (1, 2, 2, 25),
+        "token": (1, 1, 1, 100),
+    }[scope]
+    scores = torch.randn(one_group, generator=torch.Generator().manual_seed(5))
+    every = torch.ones(one_group, dtype=torch.bool)
+    chosen = select_entries(scores, every, fraction, scope=scope, largest=largest)
+    assert int(chosen.sum()) == count
+    expected = literal.select_entries(scores, every, fraction, scope=scope, largest=largest)
+    np.testing.assert_array_equal(chosen.numpy(), expected)
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, torch.nan, torch.inf, True])

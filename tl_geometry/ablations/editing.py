@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_geometry.ablations.effect import EffectCheck
+from tl_geometry.ablations.effect import EffectCheck, OutputCheck
 from tl_geometry.ablations.targets import Target
 from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.entries import FwdHook, HookFunction, hook_entries
@@ -39,13 +39,20 @@ class Edit:
 class LayerInForward:
     """One layer of the forward that is running: its target, its masks, and its values once they are known."""
 
-    def __init__(self, ablation: str, target: Target, edit: Edit, tokens: _Tokens) -> None:
+    def __init__(
+        self, ablation: str, target: Target, edit: Edit, tokens: _Tokens, projected: str | None
+    ) -> None:
         self.ablation = ablation
         self.target = target
         self.edit = edit
         self.tokens = tokens
         self.v: Tensor | None = None
-        self.check = EffectCheck(f"{ablation}: layer {target.site.layer}")
+        where = f"{ablation}: layer {target.site.layer}"
+        self.check = EffectCheck(where)
+        self.output_hook = target.site.out_hook if projected is None else projected
+        self.output_check = OutputCheck(
+            where, target.site, target.report, projected=projected is not None
+        )
 
     def functions(self) -> dict[str, HookFunction]:
         """Functions by hook name."""
@@ -53,6 +60,8 @@ class LayerInForward:
         found: dict[str, Callable[[Tensor], Tensor | None]] = {site.z_hook: self._on_z}
         if edit.v is not None or edit.pattern is not None or edit.needs_tokens:
             found |= {site.v_hook: self._on_v, site.pattern_hook: self._on_pattern}
+        if edit.z is not None and self.output_hook is not None:
+            found[self.output_hook] = self.output_check.compare
         return {name: partial(_in_full_precision, function) for name, function in found.items()}
 
     def real_keys(self, batch: int, n: int, device: torch.device) -> Bool[Tensor, "batch key"]:
@@ -106,6 +115,7 @@ class LayerInForward:
         edited = None
         if self.edit.z is not None:
             edited = self.edit.z(z, self).to(z.dtype)
+            self.output_check.start(z, edited)
         else:
             self.check.compare(z, weights_edited=self.edit.pattern is not None)
         self.v = None
@@ -137,8 +147,13 @@ def edit_hooks(
     sites = [] if decoder_attention_mask is None else attention_sites(model)
     tokens = _Tokens(sites, attention_mask, decoder_attention_mask, PadToken.of(model))
     functions: dict[str, HookFunction] = {}
+    points = model.hook_dict if any(edit.z is not None for _, edit in edits) else {}
     for target, edit in edits:
-        functions |= LayerInForward(ablation, target, edit, tokens).functions()
+        projected = f"{target.site.name}.o.hook_out"  # of a TransformerBridge
+        layer = LayerInForward(
+            ablation, target, edit, tokens, projected if projected in points else None
+        )
+        functions |= layer.functions()
     entries = hook_entries(model, functions)
     if tokens.hook is None or not any(edit.needs_tokens for _, edit in edits):
         return entries

@@ -1,4 +1,4 @@
-"""Does an edit reach z? A few rows, along one direction, tell."""
+"""Does an edit reach z, and one of z the layer's output? A few rows tell."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_geometry.hooks import AttentionSite, LayerReport
+from tl_geometry.hooks.agreement import wide
+from tl_geometry.hooks.norms import apply_norm
 from tl_geometry.measures.scaling import sign_vector
 
-__all__ = ["EffectCheck"]
+__all__ = ["EffectCheck", "OutputCheck"]
 
 _ROWS = 8
 _COARSE = 2.0**-10  # what a matrix product in float32 may be rounded to
 _CLEAR = 4  # times the rounding: a change that can be told
+_WHY = (
+    "the model takes no notice of it, or another hook undoes it. If the model's attention implementation was changed "
+    "after the hooks were made, make them again"
+)
 
 
 class EffectCheck:
@@ -85,10 +92,74 @@ class EffectCheck:
         moved = ~((seen - before).abs() <= rounding * size)
         if bool(told.any() & ~(told & moved).any()):
             raise RuntimeError(
-                f"{self.where} was edited, but z is what it was without the edit: the model takes no notice of it, or "
-                "another hook undoes it. If the model's attention implementation was changed after the hooks were "
-                "made, make them again"
+                f"{self.where} was edited, but z is what it was without the edit: {_WHY}"
             )
+
+
+class OutputCheck:
+    """Compares a layer's output with what it would be with and without an edit of its z.
+
+    Hooks of others may change z further, before or behind ours. Only an output that is what it was
+    without the edit, in every row where the edit makes a difference, is refused.
+
+    Args:
+        projected: whether the output is seen as z W_O + b_O, before what the layer's report says
+            follows (a norm, a factor).
+    """
+
+    def __init__(
+        self, where: str, site: AttentionSite, report: LayerReport, *, projected: bool
+    ) -> None:
+        self.where, self.site, self.report = where, site, report
+        self.projected = projected
+        self._z: tuple[Tensor, Tensor] | None = None
+
+    def start(
+        self,
+        old: Float[Tensor, "batch query head d_head"],
+        new: Float[Tensor, "batch query head d_head"],
+    ) -> None:
+        """The z before and after the edit."""
+        rows = _rows(old.shape[1])
+        self._z = old.detach()[:, rows], new.detach()[:, rows]
+
+    @torch.no_grad()
+    def compare(self, out: Tensor) -> None:
+        """What the layer put out.
+
+        Raises:
+            RuntimeError: the edit reached nothing.
+        """
+        if self._z is None:
+            return
+        (before, size), (after, _) = (self._output(z, out.dtype) for z in self._z)
+        seen = wide(out.detach()[:, _rows(out.shape[1])])
+        self._z = None
+        if seen.shape != before.shape:
+            return
+        rounding = max(torch.finfo(out.dtype).eps, _COARSE) * size
+        told = (after - before).norm(dim=-1) > _CLEAR * rounding
+        moved = ~((seen - before).norm(dim=-1) <= rounding)
+        if bool(told.any() & ~(told & moved).any()):
+            raise RuntimeError(
+                f"{self.where} was edited at z, but its output is what it was without the edit: {_WHY}"
+            )
+
+    def _output(
+        self, z: Float[Tensor, "batch row head d_head"], dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "batch row d_model"], Float[Tensor, "batch row"]]:
+        """The output that this z makes, and the size of the terms whose sum may be rounded."""
+        site, w = self.site, wide(self.site.W_O)
+        terms = torch.einsum("brhd,hdm->brhm", wide(z).to(w), w)
+        output, size = terms.sum(2), terms.norm(dim=-1).sum(-1)
+        if site.b_O is not None:
+            output, size = output + site.b_O, size + wide(site.b_O).norm()
+        if self.projected:
+            return output, size
+        if self.report.verdict == "normed" and site.post_norm is not None:
+            normed = wide(apply_norm(site.post_norm, output.to(dtype)))
+            return normed, size * normed.norm(dim=-1) / output.norm(dim=-1).clamp(min=1e-30)
+        return output * self.report.output_scale, size * abs(self.report.output_scale)
 
 
 def _rows(n: int) -> list[int]:

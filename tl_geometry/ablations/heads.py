@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.ablations.editing import Edit, LayerInForward, edit_hooks
-from tl_geometry.ablations.targets import Heads, Target, targets
+from tl_geometry.ablations.targets import Heads, Layers, Target, targets
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
 from tl_geometry.measures.checks import one_of
@@ -23,9 +23,10 @@ HeadMeans: TypeAlias = Mapping[tuple[int | str, int], Tensor]
 
 def remove_heads(
     model: Any,
-    heads: Heads,
+    heads: Heads = None,
     mode: Literal["zero", "mean"] = "zero",
     *,
+    layers: Layers = None,
     reference: HeadMeans | None = None,
     attention_mask: Mask = None,
     decoder_attention_mask: Mask = None,
@@ -38,9 +39,11 @@ def remove_heads(
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        heads: (layer, head) pairs.
-        mode: ``"zero"``, or ``"mean"``: the running mean of z over the positions so far (over all of
-            them in a bidirectional layer), which leaks nothing of later positions.
+        heads: (layer, head) pairs; by default all heads of ``layers``.
+        mode: ``"zero"``, or ``"mean"``: the running mean of z over the positions so far, which leaks
+            nothing of later ones. In a bidirectional layer it is the mean over all of them; in
+            cross-attention over the decoder's positions so far.
+        layers: labels of layers; with ``heads``, those must lie in them.
         reference: for ``"mean"``, means from elsewhere: a mapping of (layer, head) to ``d_head``.
         attention_mask, decoder_attention_mask: as in :func:`zero_sink_values`; padding takes part in
             no mean.
@@ -49,16 +52,19 @@ def remove_heads(
         ``fwd_hooks`` for ``run_with_hooks`` or ``model.hooks``.
 
     Raises:
-        ValueError: a head that does not exist, no head at all, a layer that can't be edited, a
-            reference that does not fit.
+        ValueError: a head or layer that does not exist, no head at all, a layer that can't be
+            edited, a reference that does not fit.
+        RuntimeError: while the model runs, an edit that the layer's output shows nothing of.
     """
     one_of("mode", mode, ("zero", "mean"))
-    if heads is None:
-        raise ValueError("heads is None: name the (layer, head) pairs to remove")
+    if heads is None and layers is None:
+        raise ValueError(
+            "heads is None: name the (layer, head) pairs to remove, or give layers= for all of theirs"
+        )
     if reference is not None and mode != "mean":
         raise ValueError('reference holds means, so it needs mode="mean"')
     edits = []
-    for target in targets("remove_heads", model, None, heads):
+    for target in targets("remove_heads", model, layers, heads):
         target.require("remove_heads", "z")
         edits.append((target, _edit(target, mode, reference)))
     return edit_hooks("remove_heads", model, edits, attention_mask, decoder_attention_mask)
@@ -103,7 +109,7 @@ def _running_mean(
     z: Float[Tensor, "batch query head d_head"], layer: LayerInForward
 ) -> Float[Tensor, "batch query head d_head"]:
     real = layer.real_queries(z.shape[0], z.shape[1], z.device)
-    mean = mean_so_far(z, real[:, :, None, None], 1, causal=layer.target.report.causal)
+    mean = mean_so_far(z, real[:, :, None, None], 1, causal=_in_order(layer.target))
     return torch.where(layer.target.head_mask(z.device)[:, None], mean, z)
 
 
@@ -112,9 +118,14 @@ def _running_mean_of_rows(
 ) -> Float[Tensor, "batch head query key"]:
     """The same at the pattern, where whoever reads after us sees what z is made of."""
     real = layer.real_queries(pattern.shape[0], pattern.shape[2], pattern.device)
-    mean = mean_so_far(pattern, real[:, None, :, None], 2, causal=layer.target.report.causal)
+    mean = mean_so_far(pattern, real[:, None, :, None], 2, causal=_in_order(layer.target))
     heads = layer.target.head_mask(pattern.device)[:, None, None]
     return torch.where(heads, mean, pattern)
+
+
+def _in_order(target: Target) -> bool:
+    """Whether a query must not know of later ones; those of cross-attention are a decoder's positions."""
+    return target.report.causal or target.site.cross
 
 
 def mean_so_far(

@@ -140,7 +140,7 @@ def token_hooks(
             continue
         if chosen.by_head:
             why = f"the tokens that {argument} names differ from head to head"
-            instead = f"Give a {argument} that is the same for all heads"
+            instead = f"Name the same tokens for all heads in {argument}="
         elif not change.by_values(target):
             why, instead = change.why, change.instead
         else:

@@ -71,7 +71,7 @@ class Removal(str, Enum):
 
 
 Model = Annotated[
-    str, typer.Argument(help="smollm2, or a name or directory that TransformerLens can load.")
+    str, typer.Argument(help="smollm2, toy, or a name or directory that TransformerLens can load.")
 ]
 BackendOption = Annotated[Backend, typer.Option(help="Model class of TransformerLens.")]
 Processing = Annotated[
@@ -218,14 +218,28 @@ def parse_device(name: str) -> torch.device:
     return device
 
 
+_LARGEST = 99_999
+
+
 def parse_sink(text: str) -> str | list[int]:
     """A rule by name, or positions: "0,2"."""
-    return text if text in ("first", "auto") else _numbers(text, "--sink")
+    return text if text in ("first", "auto") else parse_numbers(text, "--sink")
 
 
-def parse_top_n(text: str) -> tuple[int, ...]:
-    """Sizes: "1,2,4"."""
-    return tuple(_numbers(text, "--top-n"))
+def parse_numbers(text: str, option: str) -> list[int]:
+    """Numbers and ranges: "0,4-6" is [0, 4, 5, 6]."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise typer.BadParameter(f"{text!r}, expected numbers such as 0,4-7", param_hint=option)
+        low, high = int(first), int(last or first)
+        if not low <= high <= _LARGEST:
+            raise typer.BadParameter(
+                f"{part!r} must rise and stay below {_LARGEST + 1}", param_hint=option
+            )
+        numbers += range(low, high + 1)
+    return numbers
 
 
 def parse_names(text: str) -> list[str]:
@@ -261,7 +275,7 @@ def parse_layers(text: str) -> list[int | str]:
     """Labels of layers: "0,4-6,encoder_blocks.0.attn"."""
     labels: list[int | str] = []
     for part in map(str.strip, text.split(",")):
-        labels += [part] if part[:1].isalpha() else _numbers(part, "--layers")
+        labels += [part] if part[:1].isalpha() else parse_numbers(part, "--layers")
     return labels
 
 
@@ -276,22 +290,3 @@ def parse_heads(text: str) -> list[tuple[int | str, int]]:
             )
         heads.append((int(layer) if layer.isdecimal() else layer, int(head)))
     return heads
-
-
-_LARGEST = 99_999
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    """Numbers and ranges: "0,4-6" is [0, 4, 5, 6]."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            raise typer.BadParameter(f"{text!r}, expected numbers such as 0,4-7", param_hint=option)
-        low, high = int(first), int(last or first)
-        if not low <= high <= _LARGEST:
-            raise typer.BadParameter(
-                f"{part!r} must rise and stay below {_LARGEST + 1}", param_hint=option
-            )
-        numbers += range(low, high + 1)
-    return numbers

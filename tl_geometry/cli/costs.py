@@ -33,6 +33,7 @@ from tl_geometry.cli.arguments import (
     choose_texts,
     load_model,
     parse_names,
+    parse_numbers,
 )
 from tl_geometry.cli.evaluating import show, windows
 
@@ -77,7 +78,7 @@ def costs(
 ) -> None:
     """What a sink and the diagonal cost on the model's tokens; without texts, on its vocabulary."""
     options = {
-        "lengths": _numbers(lengths),
+        "lengths": tuple(parse_numbers(lengths, "--lengths")),
         "layer": int(layer) if layer and layer.isdecimal() else layer,
         "norms": parse_names(norms),
         "samples": samples,
@@ -100,16 +101,6 @@ def costs(
     if texts is not None:
         ds.attrs["corpus"] = [texts.record(ds.attrs["tokens"])]
     show(ds, (out, report, force))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Lengths: "8,16"."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"{text!r}, expected numbers such as 8,16,32", param_hint="--lengths"
-        ) from error
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (costs,)

@@ -134,6 +134,8 @@ def sparsify(
     ] = "1,0.9,0.75,0.5,0.25,0.1",
     repeats: Annotated[int, typer.Option(min=1, help="Random orders.")] = 3,
     mode: RemovalOption = Removal.zero,
+    layers: Layers = None,
+    heads: Heads = None,
     n_ctx: Window = 256,
     batch_size: BatchSize = None,
     max_documents: MaxDocuments = 8,
@@ -152,6 +154,7 @@ def sparsify(
         "retention": parse_shares(retention, "--retention"),
         "repeats": repeats,
         "mode": mode.value,
+        **chosen(layers, heads),
         **windows(n_ctx, batch_size, max_documents, prepend_bos),
         **running(seed, checkpoint, resume, no_progress),
     }

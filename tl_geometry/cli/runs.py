@@ -34,8 +34,8 @@ from tl_geometry.cli.arguments import (
     parse_heads,
     parse_layers,
     parse_measures,
+    parse_numbers,
     parse_sink,
-    parse_top_n,
 )
 
 __all__ = ["COMMANDS"]
@@ -121,7 +121,7 @@ def analyze(
         "layers": None if layers is None else parse_layers(layers),
         "heads": None if heads is None else parse_heads(heads),
         "queries": queries,
-        "top_n": parse_top_n(top_n),
+        "top_n": tuple(parse_numbers(top_n, "--top-n")),
         "value_bias": "as_hooked" if value_bias else "remove",
         "output": "normed" if output_norm else "raw",
         "seed": seed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -11,29 +11,33 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_geometry.ablations.entries import EntryMasker, EntryScores
+from tl_geometry.ablations.entries import EntryMasker
 from tl_geometry.data import Batch, resolve_bos
 from tl_geometry.data.bos import bos_id
 from tl_geometry.data.limits import model_context, whole_number
 from tl_geometry.evaluation.checkpoint import Checkpoint
 from tl_geometry.evaluation.next_token import check_next_token_model
 from tl_geometry.evaluation.record import model_fingerprint, model_record
-from tl_geometry.evaluation.runs import unedited
+from tl_geometry.evaluation.runs import Factory, unedited
+from tl_geometry.evaluation.scorers import (
+    Importances,
+    described,
+    described_scorers,
+    named_scorers,
+)
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.probe_inputs import probe_arguments
 from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import Mode
-from tl_geometry.measures.importances import IMPORTANCES
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.selection import Scope, check_fraction
 
 __all__ = ["Hooks", "downstream"]
 
-Hooks: TypeAlias = Sequence[FwdHook] | Callable[[Tensor], Sequence[FwdHook]]
-"""Forward hooks, or a function that makes them for a batch from its attention mask (``batch pos``, bool)."""
+Hooks: TypeAlias = Sequence[FwdHook] | Factory
+"""Forward hooks, or a function that makes them for a batch (:class:`tl_geometry.data.Batch`)."""
 
 _INSTALL = 'pip install "tl-geometry[eval]"'
-_Factory: TypeAlias = Callable[[Batch], Sequence[FwdHook]]
 
 
 def downstream(
@@ -41,7 +45,7 @@ def downstream(
     tasks: str | Iterable[str],
     *,
     hooks: Hooks | None = None,
-    importances: Iterable[str] | Mapping[str, EntryScores] | None = None,
+    importances: Importances | None = None,
     fraction: float | int = 0.1,
     scope: Scope = "query",
     mode: Mode = "inter",
@@ -61,7 +65,7 @@ def downstream(
 
     >>> ds = downstream(model, ["boolq", "winogrande"], importances=["contribution", "random"], limit=100)
     >>> ds.accuracy.sel(task="boolq", variant="contribution top")
-    >>> downstream(model, "boolq", hooks=lambda mask: zero_sink_values(model, attention_mask=mask))
+    >>> downstream(model, "boolq", hooks=lambda batch: zero_sink_values(model, attention_mask=batch.attention_mask))
 
     The variants are ``"full"``; ``"hooks"`` where hooks are given; and of each importance ``"<name>
     top"`` and ``"<name> bottom"``, the most and the least important share of the entries of the
@@ -73,8 +77,8 @@ def downstream(
         tasks: names that `lm_eval` knows (``"boolq"``, ``"winogrande"``, ``"mmlu"``; their data come
             from the Hugging Face hub), or names of tasks in ``include_path``. They must score given
             answers (multiple choice); nothing is generated.
-        hooks: forward hooks, or a function of the batch's attention mask that makes them: batches
-            are padded on the right, each to its own length.
+        hooks: forward hooks, or a function that makes them for a batch with its ``tokens``,
+            ``attention_mask`` and ``documents``: batches are padded on the right, each to its own length.
         importances: names for :func:`tl_geometry.mask_entries`, or a mapping of names to functions.
         fraction: share of the entries that goes.
         scope, mode, sink: as in :func:`tl_geometry.mask_entries`.
@@ -84,8 +88,9 @@ def downstream(
         include_path: directory of YAML files that define tasks, for instance over local JSON.
         n_ctx: longest row; the model's context by default.
         prepend_bos: whether bos opens each row; by default what the model's tokenizer setting says.
-        checkpoint: file that keeps what is scored; the run can be killed at any time. It can't know
-            what ``hooks`` or functions among the importances do: give each of them a file of its own.
+        checkpoint: file that keeps what is scored; the run can be killed at any time. Functions are
+            told apart by their code and the plain values, and the model, that they use
+            (:mod:`tl_geometry.evaluation.function_digest`); others are refused.
         resume: go on from that file.
         seed: of few-shot examples and of the random importance.
 
@@ -96,7 +101,7 @@ def downstream(
     Raises:
         ImportError: `lm_eval` is not installed.
         ValueError: an unknown task, one without accuracy, a model without tokenizer or loss of the
-            next token, or a checkpoint of another run.
+            next token, a checkpoint of another run, or one with functions that can't be told apart.
         ConnectionError: a task's data can't be reached.
         NotImplementedError: a task that generates text.
     """
@@ -119,10 +124,10 @@ def downstream(
         whole_number("limit", limit, 1)
     context = _context(model, n_ctx)
     rule = resolve_bos(model, prepend_bos)
-    scorers = _scorers(importances)
-    variants: dict[str, _Factory] = {"full": unedited}
+    scorers = {} if importances is None else named_scorers(importances)
+    variants: dict[str, Factory] = {"full": unedited}
     if hooks is not None:
-        variants["hooks"] = partial(_given, hooks=hooks)
+        variants["hooks"] = hooks if callable(hooks) else partial(_ready, hooks=hooks)
     for name, scorer in scorers.items():
         for largest, which in ((True, "top"), (False, "bottom")):
             masker = EntryMasker(
@@ -145,8 +150,8 @@ def downstream(
         "n_ctx": context,
         "batch_size": batch_size,
         "prepend_bos": rule.prepend,
-        "hooks": hooks is not None,
-        "importances": list(scorers),
+        "hooks": _described_hooks(hooks, checkpoint, model),
+        "importances": described_scorers(scorers, checkpoint, model),
         "fraction": share,
         "scope": scope,
         "mode": mode,
@@ -213,20 +218,27 @@ def _context(model: Any, n_ctx: int | None) -> int:
     return n_ctx
 
 
-def _scorers(
-    importances: Iterable[str] | Mapping[str, EntryScores] | None,
-) -> dict[str, EntryScores]:
-    if isinstance(importances, Mapping):
-        return dict(importances)
-    scorers: dict[str, EntryScores] = {}
-    for name in [importances] if isinstance(importances, str) else importances or ():
-        one_of("importances", name, IMPORTANCES)
-        scorers[name] = name  # type: ignore[assignment]
-    return scorers
+def _described_hooks(
+    hooks: Hooks | None, checkpoint: str | Path | None, model: Any
+) -> str | list[str] | None:
+    if hooks is None:
+        return None
+    say = partial(
+        described,
+        checkpoint=checkpoint,
+        model=model,
+        instead="make the hooks of such values in a function of the batch",
+    )
+    if callable(hooks):
+        return say("hooks", hooks)
+    return [
+        " ".join(part if isinstance(part, str) else say(f"hooks[{number}]", part) for part in entry)
+        for number, entry in enumerate(hooks)
+    ]
 
 
-def _given(batch: Batch, *, hooks: Hooks) -> Sequence[FwdHook]:
-    return hooks(batch.attention_mask) if callable(hooks) else hooks
+def _ready(batch: Batch, *, hooks: Sequence[FwdHook]) -> Sequence[FwdHook]:  # noqa: ARG001
+    return hooks
 
 
 def _masking(batch: Batch, *, masker: EntryMasker) -> Sequence[FwdHook]:

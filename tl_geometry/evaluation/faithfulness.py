@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -16,7 +16,8 @@ from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.faithfulness_plan import Run, gathered, plan_runs
 from tl_geometry.evaluation.faithfulness_table import Scored, tabulate
 from tl_geometry.evaluation.prefix import forward_logits
-from tl_geometry.evaluation.runs import Variant, run_variants
+from tl_geometry.evaluation.runs import Factory, Variant, run_variants
+from tl_geometry.evaluation.scorers import Importances, described_scorers, named_scorers
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.hooks import AttentionSite
 from tl_geometry.hooks.capture import capture_hooks
@@ -30,7 +31,6 @@ from tl_geometry.measures.selection import Scope, check_fraction
 __all__ = ["FRACTIONS", "faithfulness"]
 
 Ranking: TypeAlias = Literal["signed", "absolute"]
-Importances: TypeAlias = Sequence[str] | Mapping[str, EntryScores]
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
 """Shares of removed entries, those of DeYoung et al., arXiv 1911.03429."""
@@ -89,7 +89,9 @@ def faithfulness(
         layers, heads: where to mask.
         repeats: random rankings whose NLL is averaged.
         resamples: bootstrap resamples of the documents, for 95 % intervals.
-        checkpoint, resume: file for finished runs, and whether to go on from it.
+        checkpoint, resume: file for finished runs, and whether to go on from it. Functions among the
+            importances are told apart by their code and the plain values, and the model, that they use
+            (:mod:`tl_geometry.evaluation.function_digest`); others are refused.
         seed: of the random ranking and the bootstrap.
         progress: show a progress bar.
 
@@ -102,9 +104,11 @@ def faithfulness(
 
     Raises:
         ValueError: unknown names or options, fractions outside [0, 1], a model that can't be masked
-            or has no next-token loss, a checkpoint of another run.
+            or has no next-token loss, a checkpoint of another run, or one with functions that can't be
+            told apart.
     """
-    scorers = _scorers(importances)
+    scorers = named_scorers(importances)
+    scorers.setdefault("random", "random")
     shares = _shares(fractions)
     _each("modes", modes, ("intra", "inter"))
     _each("rankings", rankings, get_args(Ranking))
@@ -131,7 +135,7 @@ def faithfulness(
     variants[1:] = sorted(variants[1:], key=lambda variant: variant.name)
     settings = {
         "evaluation": "faithfulness",
-        "importances": {name: _described(scorer) for name, scorer in scorers.items()},
+        "importances": described_scorers(scorers, checkpoint, model),
         "modes": list(modes),
         "rankings": list(rankings),
         "fractions": shares,
@@ -182,7 +186,7 @@ class _Masks:
 
     def hooks(
         self, scorer: EntryScores, run: Run, direction: str, share: float, seed: int
-    ) -> Callable[[Batch], list[FwdHook]]:
+    ) -> Factory:
         """The hooks of one run, for any batch."""
         _, mode, ranking, repeat = run
         masker = EntryMasker(
@@ -218,19 +222,6 @@ class _Masks:
         return self._cache[1]
 
 
-def _scorers(importances: Importances) -> dict[str, EntryScores]:
-    if isinstance(importances, str):
-        raise TypeError(f"importances must be a sequence of names, got the string {importances!r}")
-    if isinstance(importances, Mapping):
-        scorers = dict(importances)
-    else:
-        _each("importances", importances, IMPORTANCES)
-        scorers = {name: name for name in importances}  # type: ignore[misc]
-    if not scorers:
-        raise ValueError("importances is empty: name at least one")
-    return scorers if "random" in scorers else {**scorers, "random": "random"}
-
-
 def _each(name: str, values: Sequence[str], allowed: Sequence[str]) -> None:
     if isinstance(values, str) or not values or len(set(values)) < len(values):
         raise ValueError(
@@ -245,7 +236,3 @@ def _shares(fractions: Sequence[float | int]) -> list[float]:
     if not shares or len(set(shares)) < len(shares):
         raise ValueError(f"fractions must be one or more shares, each once, got {fractions!r}")
     return shares
-
-
-def _described(scorer: EntryScores) -> str:
-    return getattr(scorer, "__qualname__", type(scorer).__name__) if callable(scorer) else scorer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,11 @@ from lm_eval.api.model import TemplateLM
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_geometry.data import Batch
 from tl_geometry.data.stacking import Window, stack
 from tl_geometry.evaluation.checkpoint import Checkpoint
 from tl_geometry.evaluation.prefix import forward_logits
+from tl_geometry.evaluation.runs import Factory, on_device
 from tl_geometry.hooks import attention_sites
-from tl_geometry.hooks.entries import FwdHook
 
 __all__ = ["HookedLM"]
 
@@ -51,7 +50,7 @@ class HookedLM(TemplateLM):  # type: ignore[misc]
         self,
         model: Any,
         variant: str,
-        hooks: Callable[[Batch], Sequence[FwdHook]],
+        hooks: Factory,
         *,
         batch_size: int,
         n_ctx: int,
@@ -155,11 +154,7 @@ class HookedLM(TemplateLM):  # type: ignore[misc]
     ) -> list[float]:
         windows = [Window(start + k, torch.tensor(row)) for k, row in enumerate(rows)]
         padded = stack(windows, padding_id=0)
-        batch = Batch(
-            padded.tokens.to(self._device),
-            padded.attention_mask.to(self._device),
-            padded.documents,
-        )
+        batch = on_device(padded, self._device)
         logits = forward_logits(self.model, batch, self.hooks(batch))
         numbers: list[float] = []
         for row, of_row, logits_of_row in zip(rows, asked, logits, strict=True):

@@ -26,6 +26,7 @@ import torch
 import xarray as xr
 from jaxtyping import Int64
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
 from tl_geometry.analysis.contributions import Contributions
@@ -95,6 +96,8 @@ def head_statistics(
     documents: Documents,
     sites: Sequence[AttentionSite],
     orders: Sequence[str] = ORDERS,
+    *,
+    progress: bool = False,
 ) -> xr.Dataset:
     """What the orders rank by, in one pass over the documents: variables over layer and head.
 
@@ -106,7 +109,7 @@ def head_statistics(
     )
     device = sites[0].device
     with torch.no_grad():
-        for batch in documents.batches:
+        for batch in tqdm(documents.batches, unit=" batches", disable=not progress):
             mask = batch.attention_mask
             model.run_with_hooks(
                 batch.tokens.to(device),

@@ -17,8 +17,7 @@ from tl_geometry.ablations.mixing import MixTarget
 from tl_geometry.ablations.targets import Heads, Layers, targets as find_targets
 from tl_geometry.data import Batch
 from tl_geometry.evaluation.documents import read_documents
-from tl_geometry.evaluation.runs import Scores, Variant, run_variants, unedited
-from tl_geometry.evaluation.sink_geometry import Factory
+from tl_geometry.evaluation.runs import Factory, Scores, Variant, run_variants, unedited
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.evaluation.token_stream import TokenStream
 from tl_geometry.evaluation.variables import with_interval

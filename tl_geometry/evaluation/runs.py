@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,10 @@ from tl_geometry.evaluation.record import model_fingerprint, model_record
 from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.entries import FwdHook
 
-__all__ = ["Scores", "Variant", "run_variants", "unedited"]
+__all__ = ["Factory", "Scores", "Variant", "on_device", "run_variants", "unedited"]
+
+Factory: TypeAlias = Callable[[Batch], Sequence[FwdHook]]
+"""Makes the forward hooks for one batch, from its tokens, attention mask and documents."""
 
 
 def unedited(batch: Batch) -> list[FwdHook]:  # noqa: ARG001
@@ -55,7 +58,7 @@ class Variant:
     """
 
     name: str
-    hooks: Callable[[Batch], Sequence[FwdHook]] = unedited
+    hooks: Factory = unedited
     first_block: int | None = None
 
 
@@ -117,7 +120,7 @@ def run_variants(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not names:
         raise ValueError(f"variants: need one or more, each with a name of its own, got {names}")
-    check_next_token_model(model, _on(documents.batches[0], _device(model)))
+    check_next_token_model(model, on_device(documents.batches[0], _device(model)))
     record = model_record(model)
     attrs = {
         **record,
@@ -146,7 +149,7 @@ def run_variants(
             units = [f"{number}/{name}" for name in names]
             pending = [v for v, unit in zip(variants, units, strict=True) if unit not in done]
             bar.update(len(variants) - len(pending))
-            for variant, found in runner.scores(_on(batch, _device(model)), pending):
+            for variant, found in runner.scores(on_device(batch, _device(model)), pending):
                 done[f"{number}/{variant.name}"] = found
                 bar.update()
             nll[:, columns] = [done[unit] for unit in units]
@@ -202,5 +205,6 @@ def _device(model: Any) -> torch.device:
     return attention_sites(model)[0].device
 
 
-def _on(batch: Batch, device: torch.device) -> Batch:
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The same batch with its tensors on a device."""
     return Batch(batch.tokens.to(device), batch.attention_mask.to(device), batch.documents)

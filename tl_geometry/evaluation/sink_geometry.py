@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,11 @@ from tqdm.auto import tqdm
 from tl_geometry.analysis import Accumulator, Probe
 from tl_geometry.analysis.accumulator import Measured
 from tl_geometry.analysis.results import kept_heads
-from tl_geometry.data import Batch
 from tl_geometry.evaluation.documents import Documents
 from tl_geometry.evaluation.prefix import forward_logits
+from tl_geometry.evaluation.runs import Factory, on_device
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.evaluation.variables import with_interval
-from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.measures.cone import alignments, axis_length, cone_axis, lowest_quartile
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -28,12 +27,10 @@ from tl_geometry.measures.scaling import scale
 from tl_geometry.measures.sink_split import split_outputs
 from tl_geometry.measures.sinks import masked_mean
 
-__all__ = ["Factory", "under_interventions"]
+__all__ = ["under_interventions"]
 
 _CW = "Cunningham & Muca Cirone, arXiv 2606.07604"
-
-Factory: TypeAlias = Callable[[Batch], list[FwdHook]]
-"""Makes the hooks of an intervention for one batch."""
+_MINUS = ", minus that of the model as it is"
 
 
 class _PerDocument(Accumulator):
@@ -123,9 +120,7 @@ def _read(
             probe = Probe(model, [keeper], sink=sink)
             device = probe.sites[0].device
             for batch in documents.batches:
-                on = Batch(
-                    batch.tokens.to(device), batch.attention_mask.to(device), batch.documents
-                )
+                on = on_device(batch, device)
                 hooks = probe.hooks(attention_mask=on.attention_mask, documents=on.documents)
                 forward_logits(model, on, [*make(on), *hooks])
                 bar.update()
@@ -169,7 +164,10 @@ def _per_group(
     resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Means over the heads of low norm and over the others, with intervals over documents."""
+    """Means over the heads of low norm and over the others, with intervals over documents.
+
+    The change of the alignment is resampled as differences on the same documents.
+    """
     found: dict[str, Any] = {}
     relative = kept["output_norm"] / kept["output_norm"][:1]
     rows = {
@@ -185,9 +183,13 @@ def _per_group(
         groups = [
             _mean(np.where(chosen & exists, values, np.nan), (2, 3))[0] for chosen in (low, ~low)
         ]
-        estimate = boot.estimate(np.stack(groups, 1))
-        dims = ("intervention", "group")
-        found |= with_interval(name, dims, estimate, long_name=text, units="1", source=_CW)
+        variables = {name: (np.stack(groups, 1), text)}
+        if name == "group_cone_alignment":
+            base = variables[name][0][:1]
+            variables[f"delta_{name}"] = (variables[name][0] - base, f"{text}{_MINUS}")
+        for variable, (numbers, words) in variables.items():
+            dims, estimate = ("intervention", "group"), boot.estimate(numbers)
+            found |= with_interval(variable, dims, estimate, long_name=words, units="1", source=_CW)
     return found
 
 

@@ -18,8 +18,8 @@ from tl_geometry.ablations import (
 from tl_geometry.ablations.targets import Heads, Layers, targets
 from tl_geometry.data import Batch
 from tl_geometry.evaluation.documents import read_documents
-from tl_geometry.evaluation.runs import Variant, run_variants
-from tl_geometry.evaluation.sink_geometry import Factory, under_interventions
+from tl_geometry.evaluation.runs import Factory, Variant, run_variants, unedited
+from tl_geometry.evaluation.sink_geometry import under_interventions
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.evaluation.variables import with_interval
 from tl_geometry.hooks.entries import FwdHook
@@ -81,7 +81,8 @@ def sink_interventions(
         Over ``intervention`` (with ``"none"``): ``nll``, ``perplexity``, ``delta_nll``,
         ``delta_perplexity``; over ``intervention layer head``: ``output_norm``, ``cone_alignment``,
         ``cone_tightness``, ``sink_rate``, means over documents; over ``intervention group``:
-        ``group_output_norm`` (relative to the model as it is) and ``group_cone_alignment``;
+        ``group_output_norm`` (relative to the model as it is), ``group_cone_alignment`` and
+        ``delta_group_cone_alignment`` (minus that of the model as it is, on the same documents);
         ``low_norm`` over ``layer head``. Intervals end in ``_low`` and ``_high``.
 
     Raises:
@@ -104,7 +105,7 @@ def sink_interventions(
     everywhere = layers is None and heads is None
     named = [(target.site.layer, head) for target in chosen for head in target.heads]
     options = {"sink": sink, "heads": named}
-    factories: dict[str, Factory] = {"none": lambda batch: []}  # noqa: ARG005
+    factories: dict[str, Factory] = {"none": unedited}
     factories |= {name: _factory(model, name, factor, options) for name in interventions}
     settings = {
         "evaluation": "sink_interventions",

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Float64
 from numpy.typing import NDArray
 
 from tl_geometry.data.limits import whole_number
@@ -20,23 +19,25 @@ from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.head_orders import checked_orders, head_order, head_statistics
 from tl_geometry.evaluation.head_variants import Head, RemovalMode, chosen_heads, without_heads
 from tl_geometry.evaluation.runs import Variant, run_variants
+from tl_geometry.evaluation.sparsify_curves import removal_curves, removal_text
 from tl_geometry.evaluation.statistics import Bootstrap
-from tl_geometry.evaluation.variables import with_interval
 from tl_geometry.measures.checks import one_of
+from tl_geometry.measures.selection import exact_share
 
 __all__ = ["sparsify", "sparsity_table"]
 
 RETENTION = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)
 TABLE = (0.9, 0.75, 0.5, 0.25)
-_TS = "Mudarisov et al., arXiv 2602.01893"
 
 
 def sparsify(
     model: Any,
     data: Any,
-    *,
     orders: Iterable[str] | str | None = None,
     retention: Sequence[float | int] = RETENTION,
+    *,
+    layers: Iterable[int | str] | int | str | None = None,
+    heads: Iterable[Any] | None = None,
     repeats: int = 3,
     seed: int = 0,
     mode: RemovalMode = "zero",
@@ -51,7 +52,7 @@ def sparsify(
 ) -> xr.Dataset:
     """Remove heads in several orders, least valuable first over the whole model, and follow the loss.
 
-    >>> ds = sparsify(model, texts, orders=["reset>mixer>retriever", "entropy", "random"])
+    >>> ds = sparsify(model, texts, ["reset>mixer>retriever", "entropy", "random"])
     >>> ds.nll.sel(order="entropy"), ds.auc
     >>> sparsity_table(ds)                                  # delta NLL at 90, 75, 50, 25 %
 
@@ -63,7 +64,9 @@ def sparsify(
         data: as for :func:`tl_geometry.analyze`.
         orders: names; by default the six of the regimes, ``"output_norm"``, ``"contribution"``,
             ``"entropy"``, ``"weight_norm"`` and ``"random"``.
-        retention: shares of the heads that stay, in [0, 1].
+        retention: shares of the heads that stay, in [0, 1], taken as they are written.
+        layers, heads: labels of layers, or (layer, head) pairs: only these heads are ranked, removed
+            and counted.
         repeats: how many random orders; their mean is the row ``"random"``.
         seed: of the random orders and of the bootstrap.
         mode: a removed head's z becomes zero, or its running mean (:func:`remove_heads`).
@@ -76,21 +79,22 @@ def sparsify(
         ``_high`` of their intervals (NaN for a single document); ``auc`` (order), the area under
         delta NLL over the share of heads removed, by the trapezoid rule from nothing removed to the
         most that was; ``removed`` (retention), how many heads; ``rank`` (order layer head), the
-        place of each head in the order, so that those with rank < removed are gone. Of the random
+        place of each head in the order, so that those with rank < removed are gone, NaN for heads that
+        are not ranked. Of the random
         orders ``random_rank`` and ``random_nll`` (repeat ...), and their standard deviations
         ``nll_spread`` and ``auc_spread``, NaN for the other orders. What the orders rank by:
         ``regime``, ``output_norm``, ``contribution``, ``entropy`` and, where asked for,
         ``weight_norm`` (layer head).
 
     Raises:
-        ValueError: an unknown order, a retention outside [0, 1], a model that can't be measured or
-            has no loss of the next token, or a checkpoint of another run.
+        ValueError: an unknown order, layer or head, a retention outside [0, 1], a model that can't be
+            measured or has no loss of the next token, or a checkpoint of another run.
     """
     one_of("mode", mode, ("zero", "mean"))
     names = checked_orders(orders)
     shares = _checked_retention(retention)
     whole_number("repeats", repeats, 1)
-    sites, heads = chosen_heads(model)
+    sites, chosen = chosen_heads(model, layers, heads)
     documents = read_documents(
         model,
         data,
@@ -99,17 +103,17 @@ def sparsify(
         prepend_bos=prepend_bos,
         max_documents=max_documents,
     )
-    statistics = head_statistics(model, documents, sites, names)
+    statistics = head_statistics(model, documents, sites, names, progress=progress)
     labels = [site.layer for site in sites]
-    places = tuple(np.array([(labels.index(layer), head) for layer, head in heads]).T)
+    places = tuple(np.array([(labels.index(layer), head) for layer, head in chosen]).T)
     columns = {str(name): array.values[places] for name, array in statistics.items()}
     rankings = {
         (name, repeat): head_order(name, columns, seed=(seed, repeat))
         for name in names
         for repeat in range(repeats if name == "random" else 1)
     }
-    removed = [floor((1 - share) * len(heads) + 1e-9) for share in shares]
-    variants, runs_of = _variants(model, heads, rankings, removed, mode)
+    removed = [floor((1 - exact_share(share)) * len(chosen)) for share in shares]
+    variants, runs_of = _variants(model, chosen, rankings, removed, mode)
     scores = run_variants(
         model,
         documents,
@@ -119,6 +123,7 @@ def sparsify(
             "mode": mode,
             "seed": seed,
             "repeats": repeats,
+            "heads": None if layers is None and heads is None else [list(head) for head in chosen],
             "rankings": _digest(rankings),
         },
         checkpoint=checkpoint,
@@ -129,8 +134,8 @@ def sparsify(
         key: scores.nll[[scores.variants.index(v) for v in row]] for key, row in runs_of.items()
     }
     boot = Bootstrap(scores.targets, confidence=confidence, seed=seed)
-    grid = np.array(removed) / len(heads)
-    variables = _curves(boot, runs, scores.of("full"), names, grid)
+    grid = np.array(removed) / len(chosen)
+    variables = removal_curves(boot, runs, scores.of("full"), names, grid)
 
     def laid_out(order: NDArray[np.int64]) -> NDArray[np.float64]:
         ranks = np.full(statistics.output_norm.shape, np.nan)
@@ -139,17 +144,21 @@ def sparsify(
 
     unknown = np.full(statistics.output_norm.shape, np.nan)
     ranks = [unknown if name == "random" else laid_out(rankings[name, 0]) for name in names]
-    variables["removed"] = (("retention",), np.array(removed), _text("heads removed", "heads"))
+    variables["removed"] = (
+        ("retention",),
+        np.array(removed),
+        removal_text("heads removed", "heads"),
+    )
     variables["rank"] = (
         ("order", "layer", "head"),
         np.array(ranks),
-        _text("place of the head in the order of removal", "heads"),
+        removal_text("place of the head in the order of removal", "heads"),
     )
     if "random" in names:
         variables["random_rank"] = (
             ("repeat", "layer", "head"),
             np.array([laid_out(rankings["random", k]) for k in range(repeats)]),
-            _text("place of the head in a random order of removal", "heads"),
+            removal_text("place of the head in a random order of removal", "heads"),
         )
     found: xr.Dataset = statistics.assign(variables).assign_coords(
         order=list(names), retention=list(shares)
@@ -220,70 +229,3 @@ def _variants(
 def _digest(rankings: _Rankings) -> str:
     plain = [[*key, ranking.tolist()] for key, ranking in rankings.items()]
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
-
-
-def _curves(
-    boot: Bootstrap,
-    runs: Mapping[_Key, Float64[NDArray[np.float64], "retention document"]],
-    full: Float64[NDArray[np.float64], " document"],
-    names: Sequence[str],
-    grid: Float64[NDArray[np.float64], " retention"],
-) -> dict[str, Any]:
-    """NLL, perplexity and areas of every order, averaged over the repeats of the random one."""
-    repeated = [np.array([run for (n, _), run in runs.items() if n == name]) for name in names]
-    nll = np.array([of_order.mean(0) for of_order in repeated])
-    weights = _trapezoid(grid)
-    axes = ("order", "retention")
-    variables = {
-        **with_interval("nll", axes, boot.estimate(nll), long_name="NLL", source=_TS),
-        **with_interval(
-            "delta_nll",
-            axes,
-            boot.estimate(nll, baseline=full),
-            long_name="NLL minus that of the whole model",
-            source=_TS,
-        ),
-        **with_interval(
-            "perplexity",
-            axes,
-            boot.estimate(nll, perplexity=True),
-            long_name="exp(NLL)",
-            units="1",
-            source=_TS,
-        ),
-        # The area is a weighted sum over the curve, so it can be taken document by document.
-        **with_interval(
-            "auc",
-            ("order",),
-            boot.estimate(np.einsum("ord,r->od", nll - full, weights)),
-            long_name="area under delta NLL over the share of heads removed",
-            source=_TS,
-        ),
-    }
-    if "random" in names:
-        each = boot.value(repeated[names.index("random")])
-        spread = np.full((len(names), len(grid)), np.nan)
-        area_spread = np.full(len(names), np.nan)
-        if len(each) > 1:
-            spread[names.index("random")] = each.std(0, ddof=1)
-            area_spread[names.index("random")] = (each @ weights).std(ddof=1)
-        text = "standard deviation over the random orders of"
-        variables |= {
-            "random_nll": (("repeat", "retention"), each, _text("NLL of a random order")),
-            "nll_spread": (axes, spread, _text(f"{text} NLL")),
-            "auc_spread": (("order",), area_spread, _text(f"{text} the area")),
-        }
-    return variables
-
-
-def _trapezoid(
-    grid: Float64[NDArray[np.float64], " retention"],
-) -> Float64[NDArray[np.float64], " retention"]:
-    """Weights of the trapezoid rule for a curve that is zero at zero."""
-    points = np.concatenate([[0.0], grid])
-    widths = np.diff(points)
-    return np.asarray((widths + np.append(widths[1:], 0.0)) / 2)
-
-
-def _text(long_name: str, units: str = "nat/token") -> dict[str, str]:
-    return {"long_name": long_name, "units": units, "source": _TS}

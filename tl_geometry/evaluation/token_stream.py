@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from tl_geometry.data import Batch
 from tl_geometry.evaluation.documents import Documents
 from tl_geometry.evaluation.prefix import forward_logits
-from tl_geometry.evaluation.sink_geometry import Factory
+from tl_geometry.evaluation.runs import Factory, on_device
 from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.entries import FwdHook, hook_entries
 from tl_geometry.hooks.stream import stream_points
@@ -94,9 +94,7 @@ class TokenStream:
         device = self.sites[0].device
         with torch.no_grad():
             for name, batch in tqdm(left, unit=" runs", disable=not (progress and left)):
-                on = Batch(
-                    batch.tokens.to(device), batch.attention_mask.to(device), batch.documents
-                )
+                on = on_device(batch, device)
                 forward_logits(self.model, on, self.hooks(name, on))
 
     def _read(self, x: Tensor, hook: Any, *, place: tuple[int, ...], batch: Batch) -> None:  # noqa: ARG002

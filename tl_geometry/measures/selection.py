@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from tl_geometry.measures.checks import one_of
 
-__all__ = ["Scope", "check_fraction", "select_entries"]
+__all__ = ["Scope", "check_fraction", "exact_share", "select_entries"]
 
 Scope: TypeAlias = Literal["row", "query", "head", "layer", "token"]
 
@@ -33,6 +35,20 @@ def check_fraction(fraction: float | int) -> float:
     if isinstance(fraction, bool) or not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be a number in [0, 1], got {fraction!r}")
     return float(fraction)
+
+
+def exact_share(share: float | int) -> Fraction:
+    """A share as it is written, so that shares of counts are those of a reader.
+
+    >>> math.floor(100 * 0.29), math.floor(100 * exact_share(0.29))
+    (28, 29)
+    """
+    return Fraction(repr(float(share)))
+
+
+@lru_cache(maxsize=2**16)
+def _floor(share: float, n: int) -> int:
+    return math.floor(exact_share(share) * n)
 
 
 def select_entries(
@@ -55,7 +71,8 @@ def select_entries(
     Args:
         scores: importance of each entry; NaN comes last.
         candidates: entries that may be marked.
-        fraction: share of the candidates of each group, in [0, 1].
+        fraction: share of the candidates of each group, in [0, 1], taken as it is written: 0.29 of 100
+            are 29.
         scope: what is ranked together, always within one document: ``"row"`` one head and query,
             ``"query"`` one query over all heads, ``"head"``, ``"layer"``, or ``"token"``: whole keys,
             ranked by the sum of their scores over queries and heads.
@@ -106,10 +123,10 @@ def _first_or_last(
     share: float,
     largest: bool,
 ) -> Bool[Tensor, "*groups item"]:
-    count = (candidates.sum(-1).double() * share).floor().long()
-    most = math.floor(candidates.shape[-1] * share)
+    most = _floor(share, candidates.shape[-1])
     if most == 0:
         return torch.zeros_like(candidates)
+    count = _counts(candidates, share)
     limits = torch.finfo(scores.dtype)
     ranked = scores.nan_to_num(limits.min, torch.inf, limits.min * (1 - limits.eps))
     ranked.masked_fill_(~candidates, -torch.inf if largest else torch.inf)
@@ -124,3 +141,10 @@ def _first_or_last(
     missing = count - (reached & candidates & ~equal).sum(-1)
     rank = equal.cumsum(-1) if largest else equal.flip(-1).cumsum(-1).flip(-1)
     return reached & candidates & (~equal | (rank <= missing.unsqueeze(-1)))
+
+
+def _counts(candidates: Bool[Tensor, "*groups item"], share: float) -> Int64[Tensor, "*groups"]:
+    """How many candidates of each group are chosen."""
+    sizes, group = torch.unique(candidates.sum(-1), return_inverse=True)
+    counts = [_floor(share, size) for size in sizes.tolist()]
+    return torch.tensor(counts, dtype=torch.int64, device=candidates.device)[group]

@@ -46,7 +46,7 @@ _REGIMES = tuple(
 )
 _RANKS = {"rank": "order", "random_rank": "repeat"}
 _INTRODUCTION = (
-    "All heads of the model are ranked, the least valuable first by each of several orders, and removed "
+    "Heads are ranked over the whole model, the least valuable first by each of several orders, and removed "
     "together ({mode}) until a share of them is left. Orders by regime remove all heads of one regime "
     "before those of the next."
 )
@@ -242,7 +242,7 @@ def sentences(ds: xr.Dataset) -> list[str]:
 
 
 def _count(ds: xr.Dataset) -> int:
-    """Number of heads of the model."""
+    """Number of heads that were ranked."""
     held = [(name, dim) for name, dim in _RANKS.items() if name in ds]
     return max(int(ds[name].notnull().any(dim).sum()) for name, dim in held)
 
