@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -368,6 +369,9 @@ def test_bad_data(build, plain, tiny_tokenizer, data, error, message):
     ("options", "error", "message"),
     [
         ({"keep_examples": -1}, ValueError, "keep_examples must be at least 0, got -1"),
+        ({"measures": []}, ValueError, "measures is empty: name at least one"),
+        ({"queries": 2.5}, TypeError, "queries must be an integer, got 2.5"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ({"on_unsupported": "ignore"}, ValueError, "on_unsupported must be one of"),
         ({"value_bias": "none"}, ValueError, "value_bias must be one of"),
         ({"output": "norm"}, ValueError, "output must be one of"),
@@ -386,6 +390,59 @@ def test_bad_options(build, plain, options, error, message):
     options = {"n_ctx": 16, "progress": False, **options}
     with pytest.raises(error, match=message):
         plain.analyze(build(), tokens(2, 9), **options)
+
+
+def test_numpy_integers_are_integers(build, plain):
+    """Of every argument that takes one; the result is that of Python's, and plain numbers are recorded."""
+    ids, one = tokens(2, 9), np.int64(1)
+    found, expected = (
+        plain.analyze(
+            build(),
+            ids,
+            ["sinks", "separability"],
+            **{name: number(1) for name in ("layers", "sink", "queries", "seed")},
+            top_n=sizes,
+            heads=[(number(1), number(2))],
+            n_ctx=number(16),
+            batch_size=number(1),
+            max_documents=number(2),
+            keep_examples=number(1),
+            progress=False,
+        )
+        for number, sizes in ((np.int64, np.array([2, 4])), (int, [2, 4]))
+    )
+    assert_equal(found, expected, 0)
+    assert found.layer.values.tolist() == [1]
+    assert json.loads(json.dumps(found.attrs["sink"])) == found.attrs["sink"] == 1
+    for attrs in (found.attrs, expected.attrs):
+        attrs.pop("created")
+    assert json.dumps(found.attrs) == json.dumps(expected.attrs)
+    listed = plain.analyze(build(), ids, ["sinks"], sink=[np.int64(0), one], progress=False)
+    assert json.dumps(listed.attrs["sink"]) == "[0, 1]"
+
+
+@pytest.mark.parametrize("sizes", [[2, 4], (2, 4), np.array([2, 4]), torch.tensor([2, 4])])
+def test_sizes_without_separability_are_refused(build, plain, sizes):
+    with pytest.raises(ValueError, match="queries and top_n set measures that go by a name"):
+        plain.analyze(build(), tokens(2, 9), ["sinks"], top_n=sizes, progress=False)
+
+
+@pytest.mark.parametrize(
+    "options", [{"halfspace_tokens": 2.5}, {"halfspace_tokens": True}, {"seed": 0.5}]
+)
+def test_options_of_measures_are_integers(plain, options):
+    for measure in (plain.Switches, plain.Smoothing):
+        with pytest.raises(TypeError, match=f"{next(iter(options))} must be an integer"):
+            measure(**options)
+        assert (
+            measure(halfspace=True, halfspace_tokens=np.int64(3)).settings["halfspace_tokens"] == 3
+        )
+
+
+@pytest.mark.bridge
+def test_a_model_of_images_takes_no_tokens():
+    with pytest.raises(ValueError, match="is a model of images and takes no tokens"):
+        run(build_bridge("vit"), tokens(2, 9))
 
 
 def test_a_sink_beyond_a_document_does_not_depend_on_the_batch(model):

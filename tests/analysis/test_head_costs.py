@@ -122,6 +122,31 @@ def test_correlations_are_spearmans_over_heads():
 
 
 @pytest.mark.hooked
+def test_heads_are_matched_by_their_labels():
+    model, ds = build_hooked("llama"), result()
+    costs = head_costs(model, ds, resamples=20)
+    shuffled = head_costs(model, ds.isel(head=[3, 1, 2, 0], layer=[1, 0]), resamples=20)
+    xr.testing.assert_identical(shuffled, costs)
+    with pytest.raises(ValueError, match=r"its heads are \[0, 1, 2, 2\]"):
+        head_costs(model, ds.isel(head=[0, 1, 2, 2]))
+
+
+@pytest.mark.hooked
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["O", "Q"])
+def test_weights_that_are_not_finite_are_named(value, name):
+    model = build_hooked("llama")
+    with torch.no_grad():
+        getattr(model.blocks[1].attn, f"W_{name}")[2, 3, 4] = value
+    with pytest.raises(ValueError, match=f"layer 1, head 2: W_{name} holds NaN or infinite"):
+        head_costs(model)
+    assert head_costs(model, layers=0).sizes["layer"] == 1
+    if name == "O":
+        with pytest.raises(ValueError, match="layer 1, head 2: W_O holds NaN or infinite"):
+            value_output_norms(attention_sites(model)[1])
+
+
+@pytest.mark.hooked
 def test_intervals_shrink_with_a_perfect_order_and_follow_the_seed():
     model = build_hooked("llama")
     ds = result()
@@ -176,10 +201,15 @@ def test_wrong_results_are_refused():
         head_costs(model, result(names=["entropy"]))
     with pytest.raises(ValueError, match=r"lacks the layers \[1\]"):
         head_costs(model, result(layers=(0, 7)))
-    with pytest.raises(ValueError, match=r"it has 3 heads \(the model 4\)"):
+    with pytest.raises(
+        ValueError, match=r"its heads are \[0, 1, 2\] \(those of the model \[0, 1, 2, 3\]\)"
+    ):
         head_costs(model, result(heads=3))
     with pytest.raises(ValueError, match="resamples must be at least 1, got 0"):
         head_costs(model, resamples=0)
+    for seed, words in ((-1, "at least 0, got -1"), (2**64, "less than")):
+        with pytest.raises(ValueError, match=f"seed must be {words}"):
+            head_costs(model, seed=seed)
     with pytest.raises(ValueError, match=r"confidence must lie between 0 and 1, got 1.5"):
         head_costs(model, confidence=1.5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from analysis_data.reference import plain_package
 from scipy import stats
 from zoo.architectures import build_bridge, build_hooked
 
@@ -259,6 +261,9 @@ def test_the_heads_of_a_run_come_along_and_all_can_be_saved(tmp_path):
         ({"lengths": (4, 8)}, r"up to 8, .* only 7 distinct tokens in layer 0 \(2 repeated"),
         ({"lengths": ()}, "lengths must be two or more increasing numbers"),
         ({"lengths": (4, 2)}, "increasing"),
+        ({"norms": ("nuclear", "nuclear")}, r"norms must differ, got \['nuclear', 'nuclear'\]"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"lengths": (1, 4)}, "each of lengths must be at least 2, got 1"),
         ({"layer": 2}, r"the attention layers are \[0, 1\]"),
     ],
 )
@@ -268,6 +273,41 @@ def test_wrong_arguments_are_refused(change, message):
         inspect.unwrap(token_costs)(model, ROWS, **FEW | change)
 
 
+@pytest.mark.hooked
+@pytest.mark.parametrize("layer", [[1, 0], (1,), np.array([1])])
+def test_one_layer_only(layer):
+    with pytest.raises(TypeError, match="layer must be the label of one layer, got"):
+        inspect.unwrap(token_costs)(build_hooked("llama"), ROWS, **FEW, layer=layer)
+
+
+@pytest.mark.hooked
+@torch.no_grad()
+def test_generators_and_numpy_integers_are_taken():
+    model = build_hooked("llama")
+    expected = token_costs(model, ROWS, **FEW, layer=1, seed=2)
+    given = {
+        "norms": (norm for norm in FEW["norms"]),
+        "lengths": (np.int64(T) for T in FEW["lengths"]),
+        "samples": np.int64(FEW["samples"]),
+        "layer": np.int64(1),
+        "seed": np.int64(2),
+    }
+    with plain_package() as plain:  # without the tests' type checks
+        found = plain.token_costs(model, ROWS, progress=False, **given)
+    xr.testing.assert_equal(found, expected)
+    assert json.dumps(found.attrs["settings"]) == json.dumps(expected.attrs["settings"])
+
+
+@pytest.mark.hooked
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_tokens_that_are_not_finite_are_refused(value):
+    model = build_hooked("llama")
+    with torch.no_grad():
+        model.blocks[0].mlp.b_out[3] = value
+    with pytest.raises(ValueError, match="layer 1 reads NaN or infinite values"):
+        token_costs(model, ROWS, **FEW, layer=1)
+
+
 @pytest.mark.bridge
 def test_models_that_would_mislead_are_refused():
     model = build_bridge("gpt2")
@@ -275,6 +315,9 @@ def test_models_that_would_mislead_are_refused():
         token_costs(model.train(), ROWS, **FEW)
     with pytest.raises(ValueError, match="encoder-decoder"):
         token_costs(build_bridge("bart"), ROWS, **FEW)
+    for data in (ROWS, None):
+        with pytest.raises(ValueError, match="is a model of images and takes no tokens"):
+            token_costs(build_bridge("vit"), data, **FEW)
 
 
 @pytest.mark.hooked

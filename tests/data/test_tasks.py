@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from literal.tasks import LiteralBackcopy, copy_paste_target
@@ -15,6 +16,7 @@ from scipy.stats import chi2, chi2_contingency
 import tl_geometry.data
 from tl_geometry.data import CopyPaste, bigram_backcopy, copy_paste, demo_corpora
 from tl_geometry.data.bigram_table import count_bigrams, load_bigram_table, table_as_json
+from tl_geometry.data.limits import whole_seed
 
 PROSE = demo_corpora()["demo-prose"]
 LITERAL = LiteralBackcopy(PROSE)
@@ -241,3 +243,45 @@ def test_wrong_types_are_refused() -> None:
         check(task, torch.zeros(1, 2))
     with pytest.raises(ValueError, match="kind must be 'hard' or 'soft', got 'loud'"):
         inspect.unwrap(CopyPaste.__init__)(copy_paste(), 0, "loud", 32, 0.3)
+
+
+@pytest.mark.parametrize(
+    "shape", [(65,), (1,), (6, 65), (1, 6, 65), (3, 1, 65), (3, 6, 64), (3, 5, 65), (3, 6)]
+)
+def test_logits_of_another_shape_are_refused(shape) -> None:
+    """None of them is broadcast to the rows."""
+    task = bigram_backcopy()
+    tokens = task.sample(3, 6)
+    excess_loss = inspect.unwrap(type(task).excess_loss)
+    with pytest.raises(ValueError, match=r"logits must be batch pos vocab \(3, 6, 65\)"):
+        excess_loss(task, torch.zeros(shape), tokens)
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    task = bigram_backcopy()
+    tokens, excess_loss = task.sample(3, 6), inspect.unwrap(type(task).excess_loss)
+    with pytest.raises(TypeError, match=r"logits must be a floating point tensor .* got ndarray"):
+        excess_loss(task, np.zeros((3, 6, 65), np.float32), tokens)
+    with pytest.raises(TypeError, match=r"logits must be .* got torch\.int64"):
+        excess_loss(task, torch.zeros(3, 6, 65).long(), tokens)
+    with pytest.raises(TypeError, match=r"tokens must be an int64 tensor \(batch pos\), got list"):
+        inspect.unwrap(type(task).check_tokens)(task, tokens.tolist())
+
+
+@pytest.mark.parametrize("make", [bigram_backcopy, copy_paste])
+def test_rows_without_tokens_have_no_targets(make) -> None:
+    task = make()
+    empty = torch.zeros(2, 0, dtype=torch.long)
+    assert task.target(empty).shape[:2] == task.optimal_loss(empty).shape == (2, 0)
+
+
+def test_seeds_are_whole_numbers_of_64_bits() -> None:
+    assert bigram_backcopy(2**64 - 1).sample(1, 3).shape == (1, 3)
+    with pytest.raises(
+        ValueError, match=r"seed must be less than 2\*\*64, got 18446744073709551616"
+    ):
+        bigram_backcopy(2**64)
+    assert type(whole_seed(np.int64(3))) is int
+    for wrong in (True, 1.0, np.float64(1), "1"):
+        with pytest.raises(TypeError, match="seed must be an integer"):
+            whole_seed(wrong)

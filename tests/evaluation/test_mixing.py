@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
+from analysis_data.reference import plain_package
 from evaluation_data.reference import BlockCounter, corpus, document_loss, left_over_hooks
 from literal import similarity as literal
 from zoo.architectures import build_bridge
@@ -263,6 +266,7 @@ def test_what_is_said_of_the_result(tiny_model):
         ({"ts": [0.5, 1.2]}, "ts must be shares"),
         ({"ts": [-0.1]}, "ts must be shares"),
         ({"ts": [float("nan"), 0.5]}, "ts must be shares"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"heads": [(0, 9)]}, "heads 0 to 3"),
         ({"layers": [7]}, "7"),
     ],
@@ -270,3 +274,21 @@ def test_what_is_said_of_the_result(tiny_model):
 def test_wrong_options_are_refused(tiny_model, options, said):
     with pytest.raises(ValueError, match=said):
         inspect.unwrap(pattern_mixing)(tiny_model, corpus((8, 8))[:2], **{**FEW, **options})
+
+
+def test_generators_and_numpy_integers_are_taken(tiny_model):
+    data, names = corpus((9, 8))[:2], ("uniform", "sink", "uniform")
+    expected = pattern_mixing(tiny_model, data, names, (0.5, 1.0), sink=1, seed=2, **FEW)
+    with plain_package() as plain:  # without the tests' type checks
+        found = plain.pattern_mixing(
+            tiny_model,
+            data,
+            (name for name in names),
+            (t for t in np.array([0.5, 1.0])),
+            sink=np.int64(1),
+            seed=np.int64(2),
+            **FEW,
+        )
+    xr.testing.assert_equal(found, expected)
+    assert found.target.values.tolist() == ["uniform", "sink"]
+    assert json.dumps(found.attrs["settings"]) == json.dumps(expected.attrs["settings"])

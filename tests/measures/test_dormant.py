@@ -98,8 +98,18 @@ def test_silent_heads_and_layers():
     broken = made.v.clone()
     broken[:, 2, 0] = torch.nan  # heads 0 and 1 read it
     found = dormant_heads(made.pattern, broken, made.W_O)
-    assert found.norm_ratio.isnan().tolist() == [[True, True, False, False]] * 2
-    assert not found.by_norm[:, :2].any()
+    assert found.norm_ratio.isnan().all()  # nothing is known of the layer's mean
+    assert not found.by_norm.any()
+    broken = made.v.clone()
+    broken[0, 2, 0] = torch.inf
+    found = dormant_heads(made.pattern, broken, made.W_O).norm_ratio
+    assert found[0].isnan().all()
+    assert torch.equal(found[1], dormant_heads(*made.tensors).norm_ratio[1])
+    some = causal(6).repeat(2, 4, 1, 1)
+    some[1, 3] = False  # a head without rows is no part of the layer
+    found = dormant_heads(*made.tensors, available=some).norm_ratio
+    assert found.isnan().tolist() == [[False] * 4, [False] * 3 + [True]]
+    assert found[1, :3].mean().item() == pytest.approx(1)
     mask = padded(causal(6), torch.tensor([[True] * 6, [False] * 6]))
     nothing = dormant_heads(*made.tensors, available=mask)
     assert nothing.norm_ratio[1].isnan().all()
@@ -121,6 +131,17 @@ def test_scales_that_differ_between_heads():
     found = dormant_heads(made.pattern, made.v, made.W_O * spread)
     ratios = literal.output_norm_ratios(made.pattern, made.v, made.W_O * spread)
     assert_same(found.norm_ratio, ratios, 1e-5 * ratios)
+
+
+@pytest.mark.parametrize(
+    "norm", [[0.1, 0.2], np.array([0.1, 0.2]), torch.tensor([0.1, 0.2], dtype=torch.float64)]
+)
+def test_several_thresholds_of_any_kind(norm):
+    made = problem(seed=7)
+    found = dormant_heads(*made.tensors, norm=norm)
+    assert found.thresholds == (0.1, 0.2)
+    assert torch.equal(found.by_norm, dormant_heads(*made.tensors, norm=(0.1, 0.2)).by_norm)
+    assert dormant_heads(*made.tensors, norm=0.2).thresholds == (0.2,)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan")])

@@ -212,15 +212,26 @@ def test_wrong_arguments():
             ({"W": torch.ones(3, 2)}, r"W has shape \(3, 2\)"),
             ({"W": torch.ones(3, 3).long()}, "W must be a floating point"),
             ({"mean": torch.ones(2)}, r"mean has shape \(2,\)"),
-            ({"covariance": torch.ones(3)}, r"covariance has shape \(3,\)"),
+            (
+                {"covariance": torch.ones(3)},
+                r"^covariance must have the axes d_model d_model, got shape \(3,\)",
+            ),
             ({"length": 0}, "length must be at least 1 token, got 0"),
+            ({"length": 5.5}, "length must be an integer, got 5.5"),
+            ({"length": float("inf")}, "length must be an integer, got inf"),
+            ({"length": True}, "length must be an integer, got True"),
+            ({"mixing": "all"}, "mixing must be a number, got 'all'"),
+            ({"mean": mu.numpy()}, r"mean must be a tensor \(d_model\), got ndarray"),
+            ({"covariance": [[1.0]]}, "covariance must be a tensor .* got list"),
             ({"mixing": 1.5}, r"mixing.*\[0, 1\], got 1.5"),
             ({"normed_mean": mu}, "give all three or none"),
             (
                 {"normed_mean": mu, "normed_covariance": covariance, "cross_covariance": mu},
-                r"cross_covariance has shape \(3,\)",
+                r"cross_covariance must have the axes d_model d_model.*\(3,\)",
             ),
         ):
             given = {"W": W, "mean": mu, "covariance": covariance, "length": 4} | change
             with pytest.raises((ValueError, TypeError), match=message):
                 step(**given)
+        usual = step(W, mu, covariance, 4)
+        assert step(W, mu, covariance, np.int64(4)) == usual

@@ -59,6 +59,26 @@ def test_sinks_much_longer_or_shorter_than_the_rest(factor):
         torch.testing.assert_close(found, values[:, :, 1:], rtol=1e-3, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("factor", [1e-8, 1e-5, 1e5, 1e8])
+def test_the_minimum_is_exact_and_at_most_either_end(factor):
+    made = problem(available=causal(6)[None], sharpness=1.0, seed=15)
+    made.v[:, 0] *= factor
+    curve = sink_norm_curve(*made.tensors, available=made.available)
+    least, s, m = (
+        x[:, :, 1:].double() for x in (curve.minimal_norm, curve.sink_length, curve.rest_length)
+    )
+    assert (least <= torch.minimum(s, m)).all()
+    # By hand: of the line through s and m in float64, the point nearest to the origin.
+    pattern, v, W_O = (x.double() for x in made.tensors)
+    values = v.repeat_interleave(2, 2).transpose(1, 2) @ W_O
+    sink = values[:, :, :1]
+    rest = (pattern[:, :, 1:, 1:] @ values[:, :, 1:]) / (1 - pattern[:, :, 1:, :1])
+    step = rest - sink
+    a = ((rest * step).sum(-1, keepdim=True) / step.square().sum(-1, keepdim=True)).clamp(0, 1)
+    nearest = (a * sink + (1 - a) * rest).norm(dim=-1)
+    torch.testing.assert_close(least, nearest, rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("sink_scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("exponent", [8, 16, 22])
 def test_a_small_rest_is_not_drowned(exponent, sink_scale):
@@ -76,8 +96,8 @@ def test_a_small_rest_is_not_drowned(exponent, sink_scale):
     for name in ("rest_length", "norm", "attention", "minimal_norm", "optimum"):
         values = expected[name]
         assert_same(getattr(curve, name), values, 1e-5 * np.abs(values) + 1e-6)
-    full = pattern[..., 1:, :].clone()
-    full[..., 0] = 1 - 2.0**-23
+    full = pattern[..., 1:, :] * 2.0 ** (exponent - 24)
+    full[..., 0] = 1
     assert sink_norm_curve(full, made.v, made.W_O, cross=True).norm.isnan().all()
 
 

@@ -270,6 +270,24 @@ def test_rates_that_nothing_defines():
     torch.testing.assert_close(always_on.sink_rate_on, rate)
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["v", "pattern"])
+def test_a_head_that_is_not_finite_is_neither_on_nor_off(where, wrong):
+    made = problem(available=causal(6)[None], seed=10)
+    usual = switch_rates(*made.tensors, fractions=LEVELS)
+    pattern, v = made.pattern.clone(), made.v.clone()
+    if where == "v":
+        v[0, 3, 0] = wrong  # heads 0 and 1 read it
+    else:
+        pattern[0, :2, 3, 1] = wrong
+    found = switch_rates(pattern, v, made.W_O, fractions=LEVELS)
+    for name in ("off_rate", "sink_rate_off", "sink_rate_on"):
+        values, expected = getattr(found, name), getattr(usual, name)
+        assert values[0, :2].isnan().all()
+        torch.testing.assert_close(values[0, 2:], expected[0, 2:], equal_nan=True)
+        torch.testing.assert_close(values[1], expected[1], equal_nan=True)
+
+
 def test_rows_behind_a_window_have_a_switch_and_no_sink_rate():
     made = problem(available=windowed(6, 2)[None], seed=11)
     found = switch_rates(*made.tensors, available=made.available, fractions=(1e9,))
@@ -379,6 +397,16 @@ def test_underflow_leaves_the_smallest_and_bounds_the_mean():
     geometry = AttentionGeometry(pattern, made.v, made.W_O)
     for one, other in zip(log_leads(geometry, row_rests(geometry)), found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
+def test_a_logit_that_is_nan_is_not_masked():
+    inf, nan = torch.inf, torch.nan
+    scores = torch.tensor([[[[0, -inf, -inf], [1.0, 0, -inf], [3, nan, 1]]]])
+    for options in ({}, {"available": causal(3)}):
+        for found in sink_logit_margin(scores, **options):
+            assert_same(found, [[[nan, 1, nan]]])
+    scores[0, 0, 0, 1] = nan  # out of the row's sight
+    assert_same(sink_logit_margin(scores, available=causal(3))[0], [[[nan, 1, nan]]])
 
 
 def test_one_token_has_no_competitor():

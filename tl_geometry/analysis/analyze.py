@@ -22,6 +22,7 @@ from tl_geometry.analysis.defaults import (
 from tl_geometry.analysis.probe import Probe
 from tl_geometry.analysis.prompt import PromptMode, prompt_matrices, prompt_tokens
 from tl_geometry.data import Batch, token_batches
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.hooks.stream import has_stream
 from tl_geometry.measures.layer import Output, ValueBias
@@ -94,15 +95,19 @@ def analyze(
         error ``<name>_se``. ``attrs`` hold the provenance.
 
     Raises:
-        ValueError: data without a document, an unsupported layer, or activations that can't be
+        TypeError: a number that should be an integer and is none.
+        ValueError: data without a document, no measure, an unsupported layer, a model that takes no
+            tokens, or activations that can't be
             trusted; the message says what was found and what to do.
     """
     if isinstance(measures, (Accumulator, str)):
         measures = [measures]
     given = None if measures is None else list(measures)
-    chosen, notes = _measures(model, given, Options(top_n, queries, seed))
-    if keep_examples < 0:
-        raise ValueError(f"keep_examples must be at least 0, got {keep_examples}")
+    if given is not None and not given:
+        raise ValueError("measures is empty: name at least one, or leave it out for the default")
+    seed, keep_examples = whole_seed(seed), whole_number("keep_examples", keep_examples, 0)
+    options = Options(tuple(top_n), whole_number("queries", queries, 1), seed)
+    chosen, notes = _measures(model, given, options)
     stream = token_batches(
         data,
         model,

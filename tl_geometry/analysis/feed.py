@@ -23,10 +23,24 @@ class Feed:
     def __init__(self, probe: Probe, masks: BatchMasks, documents: Sequence[int] | None) -> None:
         self.probe, self.masks, self.given = probe, masks, documents
         self.documents: Sequence[int] = ()
+        self._mark = object()
         self._real: dict[int, Tensor] = {}
 
+    def begin(self, site: AttentionSite) -> None:
+        """Note that this batch's layer is being read: nothing else may begin it before it is taken in."""
+        self.probe.reading[site.index] = self._mark
+
     def __call__(self, site: AttentionSite, pattern: Tensor, v: Tensor, z: Tensor) -> None:
-        """Take in the attention of one layer."""
+        """Take in the attention of one layer.
+
+        Raises:
+            RuntimeError: other hooks of the same probe read it in the same forward.
+        """
+        if self.probe.reading[site.index] is not self._mark:
+            raise RuntimeError(
+                f"layer {site.layer} is read by two lists of this probe's hooks in one forward, so that "
+                "its documents would count twice: give probe.hooks() once to each run"
+            )
         if site is self.probe.sites[0]:
             self.documents = self.probe.number_documents(pattern.shape[0], self.given)
         geometry = self.probe.reader.geometry(site, pattern, v, z, self.masks, self.documents)
@@ -35,7 +49,7 @@ class Feed:
 
     def stream(self, site: AttentionSite, before: Tensor, after: Tensor, attended: Tensor) -> None:
         """Take in the residual stream around one layer, whose attention came first."""
-        real = self._real.pop(site.index)
+        real = self._real.pop(site.index).to(after.device)
         stream = ResidualStream(
             before, after, attended, real, cross=site.cross, documents=tuple(self.documents)
         )

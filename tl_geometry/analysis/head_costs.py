@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.analysis.results import model_provenance
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.hooks import AttentionSite, attention_sites, select_sites
 from tl_geometry.hooks.processing import weight_processing
 from tl_geometry.measures.ranks import spearman
@@ -67,13 +68,14 @@ def head_costs(
 
     Raises:
         TypeError: `ds` is no Dataset.
-        ValueError: a layer whose projections are no plain matrices (latent attention, gates); a
-            `ds` of other heads or without either variable; options out of range.
+        ValueError: a layer whose projections are no plain matrices (latent attention, gates) or hold
+            NaN or infinite weights; a `ds` of other heads or without either variable; options out of
+            range.
     """
     if ds is not None and not isinstance(ds, xr.Dataset):
         raise TypeError(f"ds must be an xarray.Dataset, got {type(ds).__name__}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    resamples = whole_number("resamples", resamples, 1)
+    seed = whole_seed(seed)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     every = attention_sites(model)
@@ -103,7 +105,7 @@ def value_output_norms(site: AttentionSite) -> Float[Tensor, " head"]:
     >>> value_output_norms(attention_sites(model)[3]).argmin()
 
     Raises:
-        ValueError: the layer has no plain matrix of values.
+        ValueError: the layer has no plain matrix of values, or weights that are not finite.
     """
     return _product_values(*_value_output(site)).square().sum(-1).sqrt()
 
@@ -111,14 +113,27 @@ def value_output_norms(site: AttentionSite) -> Float[Tensor, " head"]:
 def _norms(site: AttentionSite) -> Float[Tensor, "cost head"]:
     """The norms in the order of the table."""
     found = []
-    for left, right in ((site.W_Q, site.W_K), _value_output(site)):
+    for left, right in ((_finite(site, "W_Q"), _finite(site, "W_K")), _value_output(site)):
         values = _product_values(left, right)
         found += [values.square().sum(-1).sqrt(), values.sum(-1)]
     return torch.stack(found)
 
 
+def _finite(site: AttentionSite, name: str) -> Float[Tensor, "head d_in d_out"]:
+    """Weights of a site, refused if singular values can't be computed."""
+    weights: Tensor = getattr(site, name)
+    broken = (~torch.isfinite(weights).flatten(1).all(1)).nonzero().flatten().tolist()
+    if broken:
+        which = "kv head" if len(weights) < site.n_heads else "head"
+        raise ValueError(
+            f"layer {site.layer}, {which} {broken[0]}: {name} holds NaN or infinite weights, which have "
+            "no singular values; leave the layer out with layers="
+        )
+    return weights
+
+
 def _value_output(site: AttentionSite) -> tuple[Tensor, Tensor]:
-    return site.W_V, site.W_O.transpose(-1, -2)
+    return _finite(site, "W_V"), _finite(site, "W_O").transpose(-1, -2)
 
 
 def _product_values(
@@ -140,12 +155,16 @@ def _attention_of(ds: xr.Dataset, costs: xr.Dataset) -> dict[str, xr.DataArray]:
     if not present:
         raise ValueError(f"ds holds neither {' nor '.join(_ATTENTION)}, got {sorted(map(str, ds))}")
     missing = [label for label in costs["layer"].values.tolist() if label not in ds["layer"].values]
-    if missing or ds.sizes["head"] != costs.sizes["head"]:
+    heads, own = (x["head"].values.tolist() for x in (ds, costs))
+    if missing or sorted(heads) != own:
         raise ValueError(
-            f"ds is of another model or of other layers: it has {ds.sizes['head']} heads (the model "
-            f"{costs.sizes['head']}), and lacks the layers {missing}"
+            f"ds is of another model, or of other layers or heads: its heads are {heads} (those of the "
+            f"model {own}), and it lacks the layers {missing}"
         )
-    return {name: ds[name].sel(layer=costs["layer"]).transpose("layer", "head") for name in present}
+    return {
+        name: ds[name].sel(layer=costs["layer"], head=costs["head"]).transpose("layer", "head")
+        for name in present
+    }
 
 
 def _correlations(

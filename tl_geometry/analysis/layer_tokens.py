@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_geometry.data import Batch, BatchStream
 from tl_geometry.data.bos import bos_id
-from tl_geometry.data.limits import model_context, vocabulary_size
+from tl_geometry.data.limits import check_takes_tokens, model_context, vocabulary_size
 from tl_geometry.hooks import AttentionSite
 from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.hooks.capture import capture_hooks
@@ -44,8 +44,9 @@ def check_runnable(model: Any, sites: Sequence[AttentionSite]) -> None:
     """Refuse a model whose activations on tokens alone do not stand for it.
 
     Raises:
-        ValueError: dropout is active, or the model is an encoder-decoder.
+        ValueError: dropout is active, or the model is an encoder-decoder or takes no tokens.
     """
+    check_takes_tokens(model)
     if (dropped := active_dropout(model)) is not None:
         raise ValueError(f"dropout is active ({dropped}): call model.eval() first")
     if any(str(site.layer).startswith("decoder") for site in sites):
@@ -81,6 +82,9 @@ def read_layer(model: Any, site: AttentionSite, stream: BatchStream) -> LayerTok
 
     First tokens of later windows are no others: they stand where the sink stands. Two vectors are
     equal if they are nearer than 2^-20 of the longest.
+
+    Raises:
+        ValueError: a token that is not finite.
     """
     windows: dict[int, Tensor] = {}
     for batch in stream:
@@ -91,7 +95,13 @@ def read_layer(model: Any, site: AttentionSite, stream: BatchStream) -> LayerTok
             **{mask_argument(model): batch.attention_mask.long().to(site.device)},
         )
     ordered = [windows[number] for number in sorted(windows)]
-    return _distinct(torch.cat([ordered[0][:1], *(window[1:] for window in ordered)]))
+    x = torch.cat([ordered[0][:1], *(window[1:] for window in ordered)])
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(
+            f"layer {site.layer} reads NaN or infinite values: look at the weights and the input, or try "
+            "a wider dtype"
+        )
+    return _distinct(x)
 
 
 def _keep(

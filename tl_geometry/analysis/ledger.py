@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torchmetrics import Metric
 
+from tl_geometry.analysis.accumulator import ResidualStream
 from tl_geometry.hooks import AttentionSite
 from tl_geometry.measures import AttentionGeometry
 from tl_geometry.measures.scaling import sign_vector
@@ -37,6 +38,7 @@ class Ledger(Metric):
     rows: Tensor
     hidden_sink_rows: Tensor
     non_finite: Tensor
+    broken_stream: Tensor
     with_sink: Tensor
     attending: Tensor
     silenced: Tensor
@@ -57,6 +59,7 @@ class Ledger(Metric):
             ("rows", (n,), "sum"),
             ("hidden_sink_rows", (n,), "sum"),
             ("non_finite", (n, n_heads), "sum"),
+            ("broken_stream", (n,), "sum"),
             ("with_sink", (), "sum"),
             ("attending", (n, n_heads), "sum"),
             ("silenced", (n, n_heads), "sum"),
@@ -93,6 +96,12 @@ class Ledger(Metric):
         told = rows & ~geometry.silenced.unsqueeze(-1)
         mismatch = _largest(_mismatch(geometry, z), told) / coarsest
         self.mismatch[layer] = torch.maximum(self.mismatch[layer], mismatch.to(device))
+
+    def update_stream(self, layer: int, stream: ResidualStream) -> None:
+        """Take in the residual stream around one layer: real tokens that are not finite."""
+        for x in (stream.before, stream.attended, stream.after):
+            broken = ~torch.isfinite(x).all(-1) & stream.real
+            self.broken_stream[layer] += broken.sum().to(self.broken_stream.device)
 
     def count(
         self,
@@ -134,20 +143,7 @@ class Ledger(Metric):
                 "padding that the model masks, weights that round to zero, or an ablation? Say which "
                 "tokens are real with hooks(attention_mask=...), all ones if all are"
             )
-        exists = torch.zeros_like(self.attending, dtype=torch.bool)
-        for row, site in enumerate(self.sites):
-            exists[row, : site.n_heads] = True
-        for bad, what in (
-            (self.non_finite > 0, "NaN or infinite activations or output weights"),
-            ((self.attending == 0) & exists, "no attention in any row (NaN scores end so)"),
-        ):
-            places = bad.nonzero()
-            if len(places):
-                layer, head = places[0].tolist()
-                raise ValueError(
-                    f"{what} at layer {self.sites[layer].layer}, head {head}: look at the weights and "
-                    "the input, or try a wider dtype"
-                )
+        self._verify_finite()
         for states, limit, what in (
             (
                 self.outside,
@@ -166,6 +162,29 @@ class Ledger(Metric):
             if len(bad):
                 raise ValueError(f"layer {self.sites[int(bad[0])].layer}{what}")
 
+    def _verify_finite(self) -> None:
+        """Name the first layer that is broken: its attention, or the residual stream around it."""
+        remedy = "look at the weights and the input, or try a wider dtype"
+        stream = self.broken_stream.nonzero().flatten().tolist()
+        heads = (self.non_finite > 0).nonzero().tolist()
+        if stream and (not heads or stream[0] < heads[0][0]):
+            raise ValueError(
+                f"NaN or infinite residual stream around layer {self.sites[stream[0]].layer}: {remedy}"
+            )
+        exists = torch.zeros_like(self.attending, dtype=torch.bool)
+        for row, site in enumerate(self.sites):
+            exists[row, : site.n_heads] = True
+        for bad, what in (
+            (self.non_finite > 0, "NaN or infinite activations or output weights"),
+            ((self.attending == 0) & exists, "no attention in any row (NaN scores end so)"),
+        ):
+            places = bad.nonzero()
+            if len(places):
+                layer, head = places[0].tolist()
+                raise ValueError(
+                    f"{what} at layer {self.sites[layer].layer}, head {head}: {remedy}"
+                )
+
     def _verify_hooks(self) -> None:
         silent = [s.layer for s, fired in zip(self.sites, self.fired, strict=True) if not fired]
         eager = (
@@ -175,7 +194,8 @@ class Ledger(Metric):
         if len(silent) == len(self.sites):
             raise RuntimeError(
                 "no hook of this probe has fired: either no forward was run yet "
-                f"(model.run_with_hooks(tokens, fwd_hooks=probe.hooks())), or {eager}"
+                "(model.run_with_hooks(tokens, fwd_hooks=probe.hooks())), or one list of hooks stood "
+                f"twice in one run, or {eager}"
             )
         if silent:
             raise RuntimeError(

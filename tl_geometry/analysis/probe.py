@@ -15,7 +15,7 @@ from tl_geometry.analysis.contributions import Contributions
 from tl_geometry.analysis.defaults import MeasureName, check_distinct, checked_measures
 from tl_geometry.analysis.feed import Feed
 from tl_geometry.analysis.ledger import Ledger
-from tl_geometry.analysis.reading import LayerReader
+from tl_geometry.analysis.reading import LayerReader, named_layer, plain_sink
 from tl_geometry.analysis.results import assemble, kept_heads, model_provenance
 from tl_geometry.hooks import AttentionSite, Doctor, attention_sites, doctor, select_sites
 from tl_geometry.hooks.capture import capture_hooks
@@ -104,6 +104,7 @@ class Probe:
         self._pad = PadToken.of(model)
         self._seen = 0
         self._stream = any(measure.reads_stream for measure in self.measures)
+        self.reading: dict[int, object] = {}  # by layer: the feed that began it last
         self._waiting = 0  # layers whose attention was seen and whose residual stream was not
         n_heads, device = self._kept_heads.shape[1], self.sites[0].device
         check_distinct(self.measures)
@@ -140,7 +141,7 @@ class Probe:
         masks = BatchMasks(self.sites, attention_mask, decoder_attention_mask, self._pad)
         feed = Feed(self, masks, documents)
         stream = feed.stream if self._stream else None
-        hooks = capture_hooks(self.model, self.sites, feed, stream)
+        hooks = capture_hooks(self.model, self.sites, feed, stream, arrive=feed.begin)
         return hooks if masks.hook is None else [(masks.hook, masks.look), *hooks]
 
     def read(
@@ -173,6 +174,7 @@ class Probe:
             if pattern.ndim == 3:  # a cache whose batch dimension was removed
                 pattern, v, z = pattern[None], v[None], z[None]
             with torch.no_grad():
+                feed.begin(site)
                 feed(site, pattern, v, z)
                 if points:
                     seen = {kind: _batched(cache[name]) for kind, name in stream_names.items()}
@@ -203,15 +205,17 @@ class Probe:
             )
         self._ledger.update(row, geometry, z, v)
         self._waiting += int(self._stream)
-        for measure in self.measures:
-            measure.update(row, geometry)
+        with named_layer(site):
+            for measure in self.measures:
+                measure.update(row, geometry)
 
     def take_stream(self, site: AttentionSite, stream: ResidualStream) -> None:
         """Hand the residual stream around one layer to every accumulator that reads it."""
         row = self._rows[site.index]
         self._waiting -= 1
-        for measure in self.measures:
-            if measure.reads_stream:
+        self._ledger.update_stream(row, stream)
+        with named_layer(site):
+            for measure in (m for m in self.measures if m.reads_stream):
                 measure.update_stream(row, stream)
 
     def result(self) -> xr.Dataset:
@@ -225,7 +229,7 @@ class Probe:
         self.check()
         counts = self._ledger.compute()
         attrs = model_provenance(self.model, self.diagnosis.processing) | {
-            "sink": _plain(self.reader.sink),
+            "sink": plain_sink(self.reader.sink),
             "value_bias": self.reader.value_bias,
             "output": self.reader.output,
             "documents": int(counts["documents"]),
@@ -276,7 +280,7 @@ class Probe:
                 "block: call probe.reset() and run the batches again"
             )
         if self._ledger.with_sink == 0 and not isinstance(self.reader.sink, str):
-            raise ValueError(f"sink={_plain(self.reader.sink)} names no token of any document")
+            raise ValueError(f"sink={plain_sink(self.reader.sink)} names no token of any document")
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -286,12 +290,6 @@ class Probe:
         self._ledger.fired = [0] * len(self.sites)
         self._waiting = 0
         self._seen = 0
-
-
-def _plain(sink: SinkRule) -> str | int | list[Any]:
-    if isinstance(sink, (str, int)):
-        return sink
-    return list(sink.tolist() if isinstance(sink, Tensor) else sink)
 
 
 def _batched(tensor: Tensor) -> Tensor:

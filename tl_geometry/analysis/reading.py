@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule, sink_ordinals
 
-__all__ = ["LayerReader"]
+__all__ = ["LayerReader", "named_layer", "plain_sink"]
 
 
 class LayerReader:
@@ -88,7 +90,7 @@ class LayerReader:
         """
         norm_weight = self.norm_weights.get(site.index)
         bias = site.b_V if self.value_bias == "remove" else None
-        try:
+        with named_layer(site):
             if not site.cross and pattern.shape[-1] != pattern.shape[-2]:
                 raise ValueError(
                     f"the pattern has {pattern.shape[-2]} queries and {pattern.shape[-1]} keys: with a KV "
@@ -112,8 +114,6 @@ class LayerReader:
                 layer=site.index,
                 documents=documents,
             )
-        except ValueError as error:
-            raise ValueError(f"layer {site.layer}: {error}") from error
 
     def _sink(self, pattern: Tensor) -> SinkRule:
         """The sink rule for a batch: an ordinal beyond its tokens names no sink in it."""
@@ -128,6 +128,24 @@ class LayerReader:
         return torch.zeros(
             pattern.shape[0], pattern.shape[-1], dtype=torch.bool, device=pattern.device
         )
+
+
+@contextmanager
+def named_layer(site: AttentionSite) -> Iterator[None]:
+    """Put the label of a layer in front of what a measure says is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"layer {site.layer}: {error}") from error
+
+
+def plain_sink(sink: SinkRule) -> str | int | list[Any]:
+    """A sink rule as JSON can hold it.
+
+    Example: ``plain_sink(np.int64(2))`` is 2, and ``plain_sink(torch.tensor([0, 1]))`` is [0, 1].
+    """
+    found: str | int | list[Any] = (sink if isinstance(sink, Tensor) else np.asarray(sink)).tolist()
+    return found
 
 
 def _is_integer(x: Tensor) -> bool:

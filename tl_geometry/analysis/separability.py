@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.measures.certificate import certify_rows
 from tl_geometry.measures.clusters import SeparabilityScores, random_rankings, score_rows
 from tl_geometry.measures.geometry import AttentionGeometry
@@ -73,14 +74,13 @@ class Separability(Accumulator):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("queries", queries), ("repeats", repeats)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.queries = whole_number("queries", queries, 1)
+        self.repeats = whole_number("repeats", repeats, 1)
+        self.seed = whole_seed(seed)
         self.top_n = checked_sizes(top_n)
         if len(set(self.top_n)) < len(self.top_n):
             raise ValueError(f"top_n must hold different sizes, got {top_n!r}")
         self.coords = {"top_n": self.top_n}
-        self.queries, self.repeats, self.seed = queries, repeats, seed
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
+from tl_geometry.data.limits import whole_number
 from tl_geometry.measures.cone import alignments, axis_length, cone_axis, lowest_quartile
 from tl_geometry.measures.dormant import DORMANT_RATE, NORM_THRESHOLDS, output_norm_ratio
 from tl_geometry.measures.geometry import AttentionGeometry
@@ -161,10 +162,8 @@ class Sinks(Accumulator):
             raise ValueError(
                 f"epsilon is a share of attention, so it must lie in [0, 1], got {epsilon}"
             )
-        if tail_queries < 1:
-            raise ValueError(f"tail_queries must be at least 1, got {tail_queries}")
         self.epsilon = epsilon
-        self.tail_queries = tail_queries
+        self.tail_queries = whole_number("tail_queries", tail_queries, 1)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, ResidualStream, Variable
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.halfspace import halfspace_margins
 from tl_geometry.measures.masks import spread_tokens
@@ -80,9 +81,8 @@ class Smoothing(Accumulator):
         self, *, halfspace: bool = False, halfspace_tokens: int = 512, seed: int = 0
     ) -> None:
         super().__init__()
-        if halfspace_tokens < 2:
-            raise ValueError(f"halfspace_tokens must be at least 2, got {halfspace_tokens}")
-        self.halfspace, self.most_tokens, self.seed = halfspace, halfspace_tokens, seed
+        self.most_tokens = whole_number("halfspace_tokens", halfspace_tokens, 2)
+        self.halfspace, self.seed = halfspace, whole_seed(seed)
         if halfspace:
             self.variables = {**_STREAM, **_HALFSPACE}
 

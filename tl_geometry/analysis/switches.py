@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.halfspace import halfspace_margins
 from tl_geometry.measures.masks import spread_tokens
@@ -100,15 +101,13 @@ class Switches(Accumulator):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("queries", queries), ("halfspace_tokens", halfspace_tokens)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.queries = whole_number("queries", queries, 1)
+        self.most_tokens = whole_number("halfspace_tokens", halfspace_tokens, 1)
         self.fractions = checked_fractions(fractions)
         if len(set(self.fractions)) < len(self.fractions):
             raise ValueError(f"fractions must hold different shares, got {fractions!r}")
         self.coords = {"fraction": self.fractions}
-        self.queries = queries
-        self.halfspace, self.most_tokens, self.seed = halfspace, halfspace_tokens, seed
+        self.halfspace, self.seed = halfspace, whole_seed(seed)
         if halfspace:
             self.variables = {**self.variables, **_HALFSPACE}
 

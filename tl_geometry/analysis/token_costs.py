@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from tl_geometry.analysis.head_costs import head_costs
 from tl_geometry.analysis.layer_tokens import check_runnable, read_layer, vocabulary_rows
 from tl_geometry.analysis.results import model_provenance
 from tl_geometry.data import token_batches
-from tl_geometry.data.limits import whole_number
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.hooks import attention_sites, select_sites
 from tl_geometry.hooks.processing import weight_processing
 from tl_geometry.measures.checks import one_of
@@ -88,15 +88,17 @@ def token_costs(
         model's own units is that over `token_length` squared. With 64 tokens half a minute on one core.
 
     Raises:
-        ValueError: too few distinct tokens, unknown norms, wrong lengths, active dropout, an
-            encoder-decoder, a layer whose input can't be read.
+        TypeError: several layers; lengths, samples or a seed that are no integers.
+        ValueError: too few distinct tokens, unknown or repeated norms, wrong lengths, active dropout,
+            an encoder-decoder, a model without tokens, a layer whose input can't be read or is not finite.
     """
-    if isinstance(norms, str) or not norms:
-        raise ValueError(f"norms must be one or more of {NORMS}, got {norms!r}")
-    for norm in norms:
-        one_of("norms", norm, NORMS)
-    seeds = range(seed, seed + whole_number("samples", samples, 1))
+    norms = _checked_norms(norms)
+    lengths = [whole_number("each of lengths", T, 2) for T in lengths]
+    seed, samples = whole_seed(seed), whole_number("samples", samples, 1)
+    seeds = range(seed, seed + samples)
     sites = attention_sites(model)
+    if isinstance(layer, Iterable) and not isinstance(layer, str):
+        raise TypeError(f"layer must be the label of one layer, got {layer!r}")
     site = select_sites(sites, layer)[0]
     check_runnable(model, sites)
     longest = max(lengths, default=2)
@@ -135,7 +137,7 @@ def token_costs(
         (kind, norm): cost_scaling(lengths, norm=norm, **given[kind], **options)
         for kind, norm in tqdm(cells, unit=" fits", disable=not progress)
     }
-    result = _dataset(scalings, list(norms), list(seeds), list(lengths))
+    result = _dataset(scalings, norms, list(seeds), lengths)
     result.attrs = {
         **model_provenance(model, weight_processing(model, sites)),
         "n_ctx": stream.n_ctx,
@@ -153,14 +155,26 @@ def token_costs(
             "evaluation": "token_costs",
             "drawn_from": "vocabulary" if data is None else "data",
             "layer": site.layer,
-            "lengths": list(lengths),
-            "norms": list(norms),
+            "lengths": lengths,
+            "norms": norms,
             "samples": samples,
             "causal": causal,
             "seed": seed,
         },
     }
     return result if ds is None else result.merge(head_costs(model, ds, seed=seed))
+
+
+def _checked_norms(norms: Any) -> list[Norm]:
+    """The norms as a list, each of them once."""
+    given: list[Norm] = [] if isinstance(norms, str) else list(norms)
+    if not given:
+        raise ValueError(f"norms must be one or more of {NORMS}, got {norms!r}")
+    for norm in given:
+        one_of("norms", norm, NORMS)
+    if len(set(given)) < len(given):
+        raise ValueError(f"norms must differ, got {given}")
+    return given
 
 
 def _dataset(

@@ -11,6 +11,7 @@ from tl_geometry.data.bos import BosRule, bos_id, resolve_bos
 from tl_geometry.data.items import Block, Row, TokenData, count_documents, read_items
 from tl_geometry.data.limits import (
     check_length,
+    check_takes_tokens,
     check_vocabulary,
     model_context,
     padding_warning,
@@ -53,6 +54,7 @@ class BatchStream(Iterable[Batch]):
         prepend_bos: bool | None = None,
         max_documents: int | None = None,
     ) -> None:
+        check_takes_tokens(model)
         self._data = data
         self._model = model
         self._asked_bos = prepend_bos
@@ -243,9 +245,10 @@ def token_batches(
     model's context is reduced to it, with a warning. Windows of fewer than 2 tokens, bos included,
     and empty texts are skipped and counted.
 
-    Raises at once for a bad argument; while iterating, ValueError for text without a tokenizer,
-    ids outside the vocabulary, rows longer than `n_ctx`, masks of the wrong shape, rows of padding
-    only, rows that look padded but come without a mask, and data of which nothing is left;
+    Raises at once for a bad argument and for a model that takes no tokens; while iterating,
+    ValueError for text without a tokenizer, ids outside the vocabulary, rows longer than `n_ctx`,
+    masks of the wrong shape, rows of padding only, rows that look padded but come without a mask,
+    and data of which nothing is left;
     TypeError for data of another kind and for tokens that are no integers.
     """
     return BatchStream(

@@ -65,7 +65,7 @@ class CopyPaste(SequenceTask):
 
         >>> task.target_distribution(tokens)[:, 1:].sum(-1)  # ones
 
-        bos has no label: position 0 is NaN, and so is its loss.
+        bos has no label: position 0 is NaN, and so is its loss. Rows without a token have no labels.
 
         Raises:
             ValueError: a row does not begin with bos, holds bos again or an id outside the
@@ -80,7 +80,7 @@ class CopyPaste(SequenceTask):
         own = torch.nn.functional.one_hot(content, self.contents).to(torch.float32)
         rest = own if self.kind == "soft" else torch.full_like(own, 1 / self.contents)
         labels = torch.where(flagged[..., None], own.roll(1, dims=1), rest)
-        labels[:, 0] = math.nan
+        labels[:, :1] = math.nan
         return labels
 
     def target(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos content"]:

@@ -1,5 +1,6 @@
 """What a model can take: its context, its vocabulary, its padding token."""
 
+from operator import index
 from typing import Any
 
 import torch
@@ -8,24 +9,58 @@ from torch import Tensor
 
 __all__ = [
     "check_length",
+    "check_takes_tokens",
     "check_vocabulary",
     "model_context",
     "padding_warning",
     "vocabulary_size",
     "whole_number",
+    "whole_seed",
 ]
+
+_SEEDS = 2**64
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """Return `value`, or say that the argument `name` must be an integer of at least `least`.
 
-    Example: ``whole_number("n_ctx", 512, 2)`` is 512; a float or bool raises TypeError.
+    Example: ``whole_number("n_ctx", 512, 2)`` is 512, and so is that of ``np.int64(512)``; a float
+    or bool raises TypeError.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    try:
+        number = index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from error
+    if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def whole_seed(seed: Any) -> int:
+    """Return `seed` as an int that a generator takes, or say what would be one.
+
+    Example: ``whole_seed(np.int64(3))`` is 3; -1 and ``2**64`` raise ValueError.
+    """
+    number = whole_number("seed", seed, 0)
+    if number >= _SEEDS:
+        raise ValueError(f"seed must be less than 2**64, got {number}")
+    return number
+
+
+def check_takes_tokens(model: Any) -> None:
+    """Raise ValueError for a model of images or sound, which does not take token ids.
+
+    Example: a bridge of ViT is refused, whatever the data.
+    """
+    config = getattr(model, "cfg", None)
+    for flag, kind in (("is_visual_model", "images"), ("is_audio_model", "sound")):
+        if getattr(config, flag, False) is True:
+            raise ValueError(
+                f"model: {type(model).__name__} is a model of {kind} and takes no tokens; run it "
+                "yourself on its own inputs, with Probe.hooks()"
+            )
 
 
 def model_context(model: Any) -> int | None:

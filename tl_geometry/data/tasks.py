@@ -1,13 +1,13 @@
 """What the synthetic tasks share: seeded samples, and the loss of the best possible model."""
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from tl_geometry.data.limits import whole_number
+from tl_geometry.data.limits import whole_seed
 
 __all__ = ["SequenceTask"]
 
@@ -21,9 +21,9 @@ class SequenceTask(ABC):
     bos: int = 0
 
     def __init__(self, seed: int, vocab: int) -> None:
-        self.seed = whole_number("seed", seed, 0)
+        self.seed = whole_seed(seed)
         self.vocab = vocab
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
 
     @abstractmethod
     def sample(self, batch: int, length: int) -> Int64[Tensor, "batch length"]:
@@ -56,15 +56,24 @@ class SequenceTask(ABC):
 
         The Kullback-Leibler divergence of softmax(logits) from the target: 0 for a perfect model,
         infinite where it rules out what may happen. In float32, in float64 for such logits.
+
+        Raises:
+            TypeError: ``logits`` is no tensor of floating point numbers, or ``tokens`` no tensor.
+            ValueError: ``logits`` has not one row per token and one number per outcome.
         """
         target = self.target(tokens)
+        _check_logits(logits, target)
         logits = logits.to(torch.promote_types(logits.dtype, target.dtype))
         surprise = torch.where(target == 0, 0.0, target * logits.log_softmax(-1))
         return -surprise.sum(-1) - self.optimal_loss(tokens)
 
     @final
     def check_tokens(self, tokens: Int64[Tensor, "batch pos"]) -> None:
-        """Raise ValueError for rows that do not begin with bos or hold unknown tokens."""
+        """Raise ValueError for rows that do not begin with bos or hold unknown tokens, TypeError for no tensor."""
+        if not isinstance(tokens, Tensor):
+            raise TypeError(
+                f"tokens must be an int64 tensor (batch pos), got {type(tokens).__name__}"
+            )
         if tokens.ndim != 2 or tokens.dtype != torch.int64:
             raise ValueError(
                 f"tokens must be int64 of shape (batch, pos), got {tokens.dtype} of shape "
@@ -77,3 +86,15 @@ class SequenceTask(ABC):
             )
         if bool((tokens[:, :1] != self.bos).any()):
             raise ValueError(f"tokens: every row must begin with bos (id {self.bos})")
+
+
+def _check_logits(logits: Any, target: Tensor) -> None:
+    """Refuse what is no row of scores for each token, before anything is broadcast."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        found = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"logits must be a floating point tensor (batch pos vocab), got {found}")
+    if logits.shape != target.shape:
+        raise ValueError(
+            f"logits must be batch pos vocab {tuple(target.shape)} for these tokens, got shape "
+            f"{tuple(logits.shape)}"
+        )

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias, get_args
 
 import torch
 import xarray as xr
-from torch import Tensor
 
 from tl_geometry.ablations.entries import EntryMasker
+from tl_geometry.analysis.reading import plain_sink
 from tl_geometry.data import Batch, resolve_bos
 from tl_geometry.data.bos import bos_id
-from tl_geometry.data.limits import model_context, whole_number
+from tl_geometry.data.limits import model_context, whole_number, whole_seed
 from tl_geometry.evaluation.checkpoint import Checkpoint
 from tl_geometry.evaluation.next_token import check_next_token_model
 from tl_geometry.evaluation.record import model_fingerprint, model_record
@@ -119,9 +119,9 @@ def downstream(
     share = check_fraction(fraction)
     one_of("scope", scope, get_args(Scope))
     one_of("mode", mode, get_args(Mode))
-    whole_number("batch_size", batch_size, 1)
+    batch_size, seed = whole_number("batch_size", batch_size, 1), whole_seed(seed)
     if limit is not None:
-        whole_number("limit", limit, 1)
+        limit = whole_number("limit", limit, 1)
     context = _context(model, n_ctx)
     rule = resolve_bos(model, prepend_bos)
     scorers = {} if importances is None else named_scorers(importances)
@@ -155,7 +155,7 @@ def downstream(
         "fraction": share,
         "scope": scope,
         "mode": mode,
-        "sink": sink.tolist() if isinstance(sink, Tensor) else sink,
+        "sink": plain_sink(sink),
         "seed": seed,
         "lm_eval": lm_eval.__version__,
     }
@@ -212,7 +212,7 @@ def _context(model: Any, n_ctx: int | None) -> int:
         if most is None:
             raise ValueError("the model states no context length: give n_ctx=")
         return most
-    whole_number("n_ctx", n_ctx, 2)
+    n_ctx = whole_number("n_ctx", n_ctx, 2)
     if most is not None and n_ctx > most:
         raise ValueError(f"n_ctx={n_ctx} is more than the model's context of {most} tokens")
     return n_ctx

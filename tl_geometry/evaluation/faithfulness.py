@@ -11,7 +11,9 @@ from torch import Tensor
 
 from tl_geometry.ablations.entries import EntryMasker, EntryScores
 from tl_geometry.ablations.targets import Heads, Layers
+from tl_geometry.analysis.reading import plain_sink
 from tl_geometry.data import Batch
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.faithfulness_plan import Run, gathered, plan_runs
 from tl_geometry.evaluation.faithfulness_table import Scored, tabulate
@@ -114,8 +116,7 @@ def faithfulness(
     _each("rankings", rankings, get_args(Ranking))
     one_of("scope", scope, get_args(Scope))
     one_of("reference", reference, ("online", "clean"))
-    if isinstance(repeats, bool) or repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    repeats, seed = whole_number("repeats", repeats, 1), whole_seed(seed)
     documents = read_documents(
         model,
         data,
@@ -141,7 +142,7 @@ def faithfulness(
         "fractions": shares,
         "scope": scope,
         "reference": reference,
-        "sink": sink.tolist() if isinstance(sink, Tensor) else sink,
+        "sink": plain_sink(sink),
         "layers": [target.site.layer for target in masks.targets],
         "heads": None if heads is None else [[t.site.layer, list(t.heads)] for t in masks.targets],
         "repeats": repeats,

@@ -10,12 +10,13 @@ from typing import Any, get_args
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tl_geometry.ablations import mix_pattern
 from tl_geometry.ablations.mixing import MixTarget
 from tl_geometry.ablations.targets import Heads, Layers, targets as find_targets
+from tl_geometry.analysis.reading import plain_sink
 from tl_geometry.data import Batch
+from tl_geometry.data.limits import whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.runs import Factory, Scores, Variant, run_variants, unedited
 from tl_geometry.evaluation.statistics import Bootstrap
@@ -93,21 +94,23 @@ def pattern_mixing(
             make, a model without a next-token loss, no document of three tokens, a checkpoint of
             another run.
     """
-    allowed, shares = get_args(MixTarget), sorted({0.0, *map(float, ts)})
-    if isinstance(targets, str) or not targets:
+    given, seed = list(ts), whole_seed(seed)
+    allowed, shares = get_args(MixTarget), sorted({0.0, *map(float, given)})
+    held = [] if isinstance(targets, str) else list(dict.fromkeys(targets))
+    if not held:
         raise ValueError(f"targets must be one or more of {allowed}, got {targets!r}")
-    for name in targets:
+    for name in held:
         one_of("targets", name, allowed)
     if len(shares) < 2 or not all(0 <= t <= 1 for t in shares):
         raise ValueError(
-            f"ts must be shares of the target in [0, 1], one of them above 0, got {list(ts)}"
+            f"ts must be shares of the target in [0, 1], one of them above 0, got {given}"
         )
     chosen = find_targets("pattern_mixing", model, layers, heads)
     everywhere = layers is None and heads is None
     named = [(target.site.layer, head) for target in chosen for head in target.heads]
     mix = partial(mix_pattern, model, heads=named, sink=sink, seed=seed)
     edits: dict[str, Factory] = {"none": unedited}
-    for name in targets:
+    for name in held:
         mix(shares[-1], name)  # refuses what can't be edited before anything is run
         edits |= {f"{name} {t}": _factory(mix, t, name) for t in shares[1:]}
     documents = read_documents(
@@ -119,12 +122,11 @@ def pattern_mixing(
         max_documents=max_documents,
     )
     stream = TokenStream(model, documents, edits)
-    held = list(dict.fromkeys(targets))
     settings = {
         "evaluation": "pattern_mixing",
         "targets": held,
         "ts": shares[1:],
-        "sink": sink.tolist() if isinstance(sink, Tensor) else sink,
+        "sink": plain_sink(sink),
         "heads": None if everywhere else [[c.site.layer, list(c.heads)] for c in chosen],
         "seed": seed,
     }

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import xarray as xr
-from torch import Tensor
 
 from tl_geometry.ablations import (
     remove_sinks,
@@ -16,7 +15,9 @@ from tl_geometry.ablations import (
     zero_sink_values,
 )
 from tl_geometry.ablations.targets import Heads, Layers, targets
+from tl_geometry.analysis.reading import plain_sink
 from tl_geometry.data import Batch
+from tl_geometry.data.limits import whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.runs import Factory, Variant, run_variants, unedited
 from tl_geometry.evaluation.sink_geometry import under_interventions
@@ -93,6 +94,7 @@ def sink_interventions(
         raise ValueError(f"interventions must be one or more of {INTERVENTIONS}")
     for name in interventions:
         one_of("interventions", name, INTERVENTIONS)
+    seed = whole_seed(seed)
     documents = read_documents(
         model,
         data,
@@ -111,7 +113,7 @@ def sink_interventions(
         "evaluation": "sink_interventions",
         "interventions": list(interventions),
         "factor": factor,
-        "sink": sink.tolist() if isinstance(sink, Tensor) else sink,
+        "sink": plain_sink(sink),
         "heads": None if everywhere else [[t.site.layer, list(t.heads)] for t in chosen],
         "seed": seed,
     }

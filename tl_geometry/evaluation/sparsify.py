@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from tl_geometry.data.limits import whole_number
+from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.head_orders import checked_orders, head_order, head_statistics
 from tl_geometry.evaluation.head_variants import Head, RemovalMode, chosen_heads, without_heads
@@ -93,7 +93,7 @@ def sparsify(
     one_of("mode", mode, ("zero", "mean"))
     names = checked_orders(orders)
     shares = _checked_retention(retention)
-    whole_number("repeats", repeats, 1)
+    repeats, seed = whole_number("repeats", repeats, 1), whole_seed(seed)
     sites, chosen = chosen_heads(model, layers, heads)
     documents = read_documents(
         model,

@@ -13,7 +13,10 @@ from tl_geometry.hooks.entries import FwdHook, HookFunction, hook_entries
 from tl_geometry.hooks.sites import AttentionSite
 from tl_geometry.hooks.stream import StreamPoints, stream_points
 
-__all__ = ["LayerConsumer", "StreamConsumer", "capture_hooks"]
+__all__ = ["Arrival", "LayerConsumer", "StreamConsumer", "capture_hooks"]
+
+Arrival = Callable[[AttentionSite], None]
+"""Called with a site when the first of its attention's tensors arrives, before the layer is complete."""
 
 LayerConsumer = Callable[[AttentionSite, Tensor, Tensor, Tensor], None]
 """Called with (site, pattern, v, z) as soon as one layer's tensors are complete; they are dropped when it returns."""
@@ -27,10 +30,13 @@ def capture_hooks(
     sites: Sequence[AttentionSite],
     consume: LayerConsumer,
     consume_stream: StreamConsumer | None = None,
+    *,
+    arrive: Arrival | None = None,
 ) -> list[FwdHook]:
     """Forward hooks that hand each site's ``pattern``, ``v`` and ``z`` to ``consume``, in whatever order they fire.
 
     With ``consume_stream`` they read the residual stream too, which is complete after the attention.
+    ``arrive`` is told when a layer begins.
     The hooks read only: they return nothing, and the consumers run without gradients and outside of
     any autocast region, so that half-precision regions don't round what is measured. A forward that
     stops half-way leaves nothing that a later one could mix up: the first tensor that arrives twice
@@ -46,7 +52,8 @@ def capture_hooks(
     targets: dict[str, HookFunction] = {}
     for site in sites:
         names = {"pattern": site.pattern_hook, "v": site.v_hook, "z": site.z_hook}
-        _collect(targets, names, partial(_attention, site, consume))
+        begin = None if arrive is None else partial(arrive, site)
+        _collect(targets, names, partial(_attention, site, consume), begin)
         if consume_stream is not None:
             points = stream_points(model, site)
             _collect(targets, points.names, partial(_stream, site, points, consume_stream))
@@ -67,11 +74,14 @@ def _collect(
     targets: dict[str, HookFunction],
     names: dict[str, str],
     complete: Callable[[dict[str, Tensor]], None],
+    begin: Callable[[], None] | None = None,
 ) -> None:
     """Add functions that gather the tensors of these hooks by kind, and pass them on when all are there."""
     held: dict[str, Tensor] = {}
     for kind, name in names.items():
-        receive = partial(_receive, held=held, kind=kind, number=len(names), complete=complete)
+        receive = partial(
+            _receive, held=held, kind=kind, number=len(names), complete=complete, begin=begin
+        )
         # Two attentions of one block, in a decoder, share the block's hooks.
         targets[name] = partial(_both, targets[name], receive) if name in targets else receive
 
@@ -89,9 +99,12 @@ def _receive(
     kind: str,
     number: int,
     complete: Callable[[dict[str, Tensor]], None],
+    begin: Callable[[], None] | None,
 ) -> None:
     if kind in held:
         held.clear()
+    if not held and begin is not None:
+        begin()
     held[kind] = tensor.detach()
     if len(held) == number:
         seen = dict(held)

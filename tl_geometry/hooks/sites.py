@@ -143,7 +143,8 @@ def select_sites(
     """
     if layers is None:
         return list(sites)
-    wanted = [layers] if isinstance(layers, (int, str)) else list(layers)
+    several = isinstance(layers, Iterable) and not isinstance(layers, str)
+    wanted: list[Any] = list(layers) if several else [layers]  # type: ignore[arg-type]
     labels = [site.layer for site in sites]
     missing = [layer for layer in wanted if layer not in labels]
     if missing or not wanted:

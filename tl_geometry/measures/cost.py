@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes, one_of
+from tl_geometry.measures.checks import check_axes, one_of, real_number, whole
 from tl_geometry.measures.cost_solver import Bracket, Leads, Norm, smallest_form
 from tl_geometry.measures.halfspace import FEASIBLE_ABOVE
 from tl_geometry.measures.min_norm import hull_distance
@@ -29,6 +29,7 @@ Target = Literal["sink", "diagonal"]
 
 _TRIAL_ITERATIONS = 300
 _LARGEST_EXACT = 2**24
+_LARGEST_EXPONENT = 500
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,16 @@ def representation_cost(
         time for T tokens grows like T^3: with 64 below a second.
 
     Raises:
-        TypeError: ``x`` is not floating point.
-        ValueError: ``x`` is empty or not finite; an unknown target or norm; a margin, tolerance or
-            number of iterations that is not positive; a sink outside the sequence.
+        TypeError: ``x`` is not floating point; a sink or number of iterations that is no integer.
+        ValueError: ``x`` is empty, not finite, or so long or short that 1 / |x|^2 leaves float64;
+            an unknown target or norm; a margin, tolerance or number of iterations that is not
+            positive; a sink outside the sequence.
     """
     check_axes("x", x, "pos d")
     one_of("target", target, ("sink", "diagonal"))
     one_of("norm", norm, ("frobenius", "nuclear"))
+    margin, tolerance = real_number("margin", margin), real_number("tolerance", tolerance)
+    max_iterations, sink = whole("max_iterations", max_iterations), whole("sink", sink)
     for name, value in (
         ("margin", margin),
         ("tolerance", tolerance),
@@ -184,6 +188,11 @@ def _span(
     exponent = power_of_two(wide, (0, 1))
     left, values, basis = torch.linalg.svd(scale(wide, -exponent), full_matrices=False)
     rank = int((values > accuracy * values[0]).sum())
+    if abs(int(exponent)) > _LARGEST_EXPONENT:
+        raise ValueError(
+            f"x has entries up to {float(wide.abs().max()):.1e}, and the cost goes like 1 / |x|^2, "
+            "which float64 can't hold: scale x towards 1 first"
+        )
     return left[:, :rank] * values[:rank], basis[:rank], int(exponent)
 
 

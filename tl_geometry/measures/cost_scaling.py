@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes, one_of
+from tl_geometry.measures.checks import check_axes, one_of, real_number, whole
 from tl_geometry.measures.cost import RepresentationCost, representation_cost
 from tl_geometry.measures.cost_solver import Norm
 
@@ -103,17 +103,19 @@ def cost_scaling(
     equally weighted.
 
     Raises:
+        TypeError: a length, d or seed that is no integer.
         ValueError: fewer than two lengths, a length below 2 or beyond the tokens (or d of
-            orthonormal ones), no seed, a confidence outside (0, 1).
+            orthonormal ones), no seed, a negative or repeated one, a confidence outside (0, 1).
     """
-    sizes = tuple(lengths)
+    sizes = tuple(whole("each of lengths", T) for T in lengths)
+    d, confidence = None if d is None else whole("d", d), real_number("confidence", confidence)
     if len(set(sizes)) < 2 or list(sizes) != sorted(set(sizes)) or sizes[0] < 2:
         raise ValueError(
             f"lengths must be two or more increasing numbers of at least 2 tokens, got {sizes}"
         )
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    samples = _samples(tokens, sizes, d, tuple(seeds))
+    samples = _samples(tokens, sizes, d, tuple(whole("each of seeds", k, 0) for k in seeds))
     found = {
         target: [
             [
@@ -179,6 +181,8 @@ def _samples(
             raise ValueError(f"lengths go up to {lengths[-1]}, but tokens holds {len(tokens)}")
     if not seeds:
         raise ValueError("seeds is empty: give one or more")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must differ, since each is one sample, got {seeds}")
     samples = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
+from tl_geometry.measures.checks import real_number
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
@@ -31,7 +35,7 @@ class DormantHeads:
     Attributes:
         sink_rate: attention to the sinks, mean over later queries that see one.
         norm_ratio: mean |o_i| of the head over the mean of that over the layer's heads; NaN where all
-            heads write nothing.
+            heads write nothing, and for the whole layer where one head's outputs are not finite.
         by_rate: sink_rate > ``rate``.
         by_norm: norm_ratio below each threshold.
         thresholds: those thresholds.
@@ -51,7 +55,7 @@ def dormant_heads(
     W_O: Float[Tensor, "head d_head d_model"],
     *,
     rate: float | int = DORMANT_RATE,
-    norm: float | int | Sequence[float | int] | None = None,
+    norm: float | int | Sequence[float | int] | NDArray[Any] | Tensor | None = None,
     available: Tensor | None = None,
     sink: SinkRule = "first",
     value_bias: ValueBias = "as_hooked",
@@ -80,10 +84,13 @@ def dormant_heads(
     Raises:
         ValueError: a rate outside [0, 1], or a threshold that is not positive.
     """
+    rate = real_number("rate", rate)
     if not 0 <= rate <= 1:
         raise ValueError(f"rate is a share of attention, so it must lie in [0, 1], got {rate}")
-    given = NORM_THRESHOLDS if norm is None else norm
-    thresholds = tuple(given) if isinstance(given, Sequence) else (given,)
+    given: Any = norm.tolist() if isinstance(norm, (np.ndarray, Tensor)) else norm
+    given = NORM_THRESHOLDS if given is None else given
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    thresholds = tuple(real_number("norm", x) for x in (given if several else (given,)))
     if not thresholds or any(not threshold > 0 for threshold in thresholds):
         raise ValueError(
             f"norm is a share of the layer's mean output norm, so it must be positive, got {norm}"
@@ -112,11 +119,12 @@ def dormant_heads(
 
 
 def output_norm_ratio(geometry: AttentionGeometry) -> Float[Tensor, "batch head"]:
-    """Mean |o_i| of each head over all its rows, over the mean of the layer's heads."""
+    """Mean |o_i| of each head over all its rows, over the mean of the layer's heads that have rows."""
     norms = geometry.output_norms("intra")
     # What has cancelled is nothing written; values that are NaN stay NaN.
     norms = torch.where(norms.isnan(), 0 * geometry.totals.along, norms)
     exponent = geometry.frame.exponent
     means = scale(masked_mean(norms, geometry.rows), exponent - exponent.max())
-    layer = means.nanmean(-1, keepdim=True)
+    unknown = (~means.isfinite() & geometry.rows.any(-1)).any(-1, keepdim=True)
+    layer = means.nanmean(-1, keepdim=True).masked_fill(unknown, torch.nan)
     return means / torch.where(layer > 0, layer, torch.nan)

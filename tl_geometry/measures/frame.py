@@ -38,7 +38,7 @@ class OutputFrame:
         weight = W_O.to(torch.float32 if W_O.device.type == "mps" else torch.float64)
         if norm_weight is not None:
             weight = weight * norm_weight.to(weight)
-        exponent = power_of_two(weight, (-2, -1))
+        exponent = power_of_two(weight, (-2, -1), dtype)
         weight = scale(weight, -exponent)
         # Any orthonormal basis of the rows' span gives the same geometry, so it needs no gradient
         # of its own.

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes
+from tl_geometry.measures.checks import check_axes, whole
 from tl_geometry.measures.min_norm import hull_distance
 from tl_geometry.measures.scaling import power_of_two, scale, work_dtype
 from tl_geometry.measures.similarity import TokenVectors
@@ -106,10 +106,12 @@ def halfspace_margins(
         of each.
 
     Raises:
-        TypeError: ``x`` is not floating point, or ``mask`` not bool.
-        ValueError: shapes that do not fit, a document without that token, or vectors that are not finite.
+        TypeError: ``x`` is not floating point, ``mask`` not bool, or a sink or seed no integer.
+        ValueError: shapes that do not fit, a document without that token, a negative seed, or
+            vectors that are not finite.
     """
-    if x.ndim == 2:
+    sink, seed = None if sink is None else whole("sink", sink), whole("seed", seed, 0)
+    if getattr(x, "ndim", None) == 2:
         if mask is not None:
             raise ValueError(f"mask needs x with a batch axis, but x has shape {tuple(x.shape)}")
         found = halfspace_margins(x[None], sink, control=control, seed=seed)
@@ -151,7 +153,7 @@ def _document(
         lengths += [margin * size for margin in unit]
     else:
         lengths += [math.nan, math.nan]
-    lengths = [math.ldexp(length, int(exponent)) for length in lengths]
+    lengths = scale(torch.tensor(lengths, dtype=x.dtype), exponent).tolist()
     cosines = [math.nan, math.nan]
     if sink is not None:
         cosines = [float(cosine) for cosine in TokenVectors(x[None]).first_cosines()]

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from tl_geometry.measures.checks import check_layer, check_norm_weight, kv_bias, one_of
 from tl_geometry.measures.frame import OutputFrame
-from tl_geometry.measures.masks import SinkRule, resolve_available, resolve_sinks
+from tl_geometry.measures.masks import (
+    SinkRule,
+    resolve_available,
+    resolve_sinks,
+    sink_ordinals,
+)
 from tl_geometry.measures.scaling import work_dtype
 
 ValueBias: TypeAlias = Literal["as_hooked", "remove"]
@@ -70,6 +75,8 @@ class AttentionLayer:
         one_of("output", output, ("raw", "normed"))
         self.dtype = work_dtype(pattern, v, W_O)
         self.available = resolve_available(pattern, available)
+        self.rounded = torch.finfo(pattern.dtype).bits < 32
+        """Whether the weights came in half precision, so that rows sum to 1 only by some thousandths."""
         self.pattern = pattern.to(self.dtype)
         if available is not None and not masked:
             self.pattern = self.pattern.masked_fill(~self.available, 0)
@@ -151,12 +158,11 @@ class AttentionLayer:
     @cached_property
     def sink_keys(self) -> tuple[Int[Tensor, "batch head slot"], Bool[Tensor, "batch head slot"]]:
         """Positions of the sinks of each head, padded to the same number, and which of them are real."""
-        if isinstance(self._sink, int) or (isinstance(self._sink, str) and self._sink == "first"):
-            slots = 1
-        elif isinstance(self._sink, (str, Tensor)):
-            slots = int(self.sinks.sum(-1).max())
+        if isinstance(self._sink, (str, Tensor)):
+            first = isinstance(self._sink, str) and self._sink == "first"
+            slots = 1 if first else int(self.sinks.sum(-1).max())
         else:
-            slots = min(len(self._sink), self.n_keys)
+            slots = min(len(sink_ordinals(self._sink)), self.n_keys)
         found = self.sinks.expand(-1, self.n_heads, -1).int().topk(slots, dim=-1)
         return found.indices, found.values > 0
 

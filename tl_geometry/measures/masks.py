@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-SinkRule: TypeAlias = Literal["first", "auto"] | int | Sequence[int] | Tensor
+from tl_geometry.measures.checks import check_bool
+
+SinkRule: TypeAlias = Literal["first", "auto"] | SupportsIndex | Sequence[SupportsIndex] | Tensor
 """How sinks are named: first real token, ordinal(s) among the real tokens, a mask, or found from the pattern."""
 
 AUTO_EPSILON = 0.3
@@ -44,11 +46,7 @@ def resolve_available(
             above = _has_weight_above_diagonal(pattern.detach())
             mask = mask.tril() | above[:, None, None, None]
         return mask.expand(batch, 1, n_query, n_key)
-    if available.dtype != torch.bool:
-        raise TypeError(
-            f"available must be a bool tensor (True where a query may use a key), got dtype {available.dtype}: "
-            "convert a 0/1 mask with .bool()"
-        )
+    check_bool("available", available, "True where a query may use a key")
     if available.ndim == 4:
         full = available
     elif available.ndim in (2, 3):
@@ -159,7 +157,7 @@ def resolve_sinks(
     return _nth_real(real, ordinals)
 
 
-def sink_ordinals(sink: int | Sequence[int] | Tensor) -> tuple[int, ...]:
+def sink_ordinals(sink: SupportsIndex | Sequence[SupportsIndex] | Tensor) -> tuple[int, ...]:
     """Ordinals of the sinks among the real tokens, from an int or several.
 
     Raises:

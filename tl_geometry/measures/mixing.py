@@ -58,6 +58,8 @@ def mixing_ratio(
 
     Other arguments and errors as in :func:`switch_rates`.
     """
+    if not isinstance(without_sink, bool):
+        raise TypeError(f"without_sink must be True or False, got {without_sink!r}")
     geometry = AttentionGeometry(
         pattern, v, W_O, available=available, sink=sink, value_bias=value_bias, b_V=b_V,
         output=output, norm_weight=norm_weight, cross=cross,

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes
+from tl_geometry.measures.checks import check_axes, real_number, whole
 from tl_geometry.measures.scaling import work_dtype
 
 _CANCELLED = 2.0**-40
@@ -71,6 +71,7 @@ def one_step_similarity(
         Exact in the limit of wide layers.
 
     Raises:
+        TypeError: moments that are no floating point tensors, or a length that is no integer.
         ValueError: shapes that do not fit, a share outside [0, 1], no token, or some of the three
             normed moments without the others.
     """
@@ -80,8 +81,10 @@ def one_step_similarity(
         raise ValueError(
             "normed_mean, normed_covariance and cross_covariance describe norm(x) together: give all three or none"
         )
+    mixing = real_number("mixing", mixing)
     if not 0 <= mixing <= 1:
         raise ValueError(f"mixing is a share of attention, so it must lie in [0, 1], got {mixing}")
+    length = whole("length", length)
     if length < 1:
         raise ValueError(f"length must be at least 1 token, got {length}")
     given = {
@@ -94,6 +97,7 @@ def one_step_similarity(
     d = W.shape[0]
     for name, x in {"W": W, **given}.items():
         expected = (d,) if name.endswith("mean") else (d, d)
+        check_axes(name, x, " ".join(["d_model"] * len(expected)))
         if tuple(x.shape) != expected:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; W {tuple(W.shape)} needs {expected}"
@@ -112,7 +116,7 @@ def one_step_similarity(
         gross = (mu_x.norm() + shift.norm()).square() + (
             s.clamp(min=0).sqrt() + b.clamp(min=0).sqrt()
         ).square()
-        return _mean_cosine(m, s, k, b, gross, length, float(mixing), causal=causal).to(dtype)
+        return _mean_cosine(m, s, k, b, gross, length, mixing, causal=causal).to(dtype)
 
 
 def _mean_cosine(

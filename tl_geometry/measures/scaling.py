@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -32,11 +33,17 @@ def full_precision(measure: _Measure) -> _Measure:
     return cast(_Measure, run)
 
 
-def power_of_two(x: Tensor, dim: int | tuple[int, ...]) -> Int[Tensor, "..."]:
-    """Exponents e such that x / 2^e is of order one along ``dim`` (kept); 0 for zeros and non-finite values."""
+def power_of_two(
+    x: Tensor, dim: int | tuple[int, ...], dtype: torch.dtype | None = None
+) -> Int[Tensor, "..."]:
+    """Exponents e such that x / 2^e is of order one along ``dim`` (kept); 0 for zeros and non-finite values.
+
+    2^e and 2^-e are normal numbers of ``dtype``, by default that of ``x``.
+    """
+    limit = 1 - math.frexp(torch.finfo(dtype or x.dtype).tiny)[1]  # 126 of float32, 1022 of float64
     peak = x.detach().abs().amax(dim=dim, keepdim=True)
     exponent = torch.frexp(peak).exponent
-    return torch.where(torch.isfinite(peak), exponent, 0).clamp(-126, 126)
+    return torch.where(torch.isfinite(peak), exponent, 0).clamp(-limit, limit)
 
 
 def scale(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.checks import one_of
+from tl_geometry.measures.checks import one_of, whole
 from tl_geometry.measures.clusters import Distance, RankBy, SeparabilityScores, score_rows
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -69,8 +69,8 @@ def separability(
         repeats, seed, generator: of the random control.
 
     Raises:
-        ValueError: N below 1, positions outside the sequence, shapes that do not fit, or an unknown
-            option.
+        ValueError: N below 1, positions outside the sequence, shapes that do not fit, a negative
+            seed, or an unknown option.
     """
     sizes = checked_sizes(top_n)
     for name, value, allowed in (
@@ -95,7 +95,7 @@ def separability(
             space=space,
         )
     if generator is None:
-        generator = torch.Generator(pattern.device).manual_seed(seed)
+        generator = torch.Generator(pattern.device).manual_seed(whole("seed", seed, 0))
     shape = (pattern.shape[0], rows.shape[1], geometry.n_keys)
     runs = [
         score_rows(

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes
+from tl_geometry.measures.checks import check_axes, check_bool
 from tl_geometry.measures.scaling import power_of_two, safe_norm, scale, work_dtype
 
 
@@ -72,11 +72,7 @@ class TokenVectors:
         check_axes("x", x, "batch pos d_model")
         if mask is None:
             mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        if mask.dtype != torch.bool:
-            raise TypeError(
-                f"mask must be a bool tensor (True at real tokens), got dtype {mask.dtype}: "
-                "convert a 0/1 mask with .bool()"
-            )
+        check_bool("mask", mask, "True at real tokens")
         if mask.shape != x.shape[:2]:
             raise ValueError(
                 f"mask has shape {tuple(mask.shape)}; it must be batch pos {tuple(x.shape[:2])}, as x has it"
@@ -95,30 +91,38 @@ class TokenVectors:
         return safe_norm(self.x)
 
     @cached_property
-    def inverse(self) -> Float[Tensor, "batch pos"]:
-        """One over each length; 0 at padding and for vectors without a direction."""
-        some = self.lengths >= torch.finfo(self.x.dtype).tiny
-        return torch.where(some, 1 / torch.where(some, self.lengths, 1), 0)
+    def directions(self) -> Float[Tensor, "batch pos d_model"]:
+        """The vectors at length one; 0 at padding and for vectors without a direction."""
+        scaled = scale(self.x, -power_of_two(self.x, -1))
+        length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+        return scaled / torch.where(length == 0, 1, length)
 
-    def _sum(self, weights: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch d_model"]:
-        return (weights.unsqueeze(-1) * self.x).sum(-2)  # unlike a product, sums pairwise
+    @cached_property
+    def directed(self) -> Bool[Tensor, "batch pos"]:
+        """Tokens that have a direction."""
+        return (self.x != 0).any(-1)
 
     def similarity(self, *, skip_first: bool = True) -> Float[Tensor, " batch"]:
         """See :func:`token_similarity`."""
-        weights = torch.where(self.others, self.inverse, 0) if skip_first else self.inverse
-        n = (weights > 0).sum(-1)
-        pairs = self._sum(weights).square().sum(-1) - n
+        counted = self.others if skip_first else self.real
+        n = (counted & self.directed).sum(-1)
+        # Unlike a product, this sums pairwise.
+        total = torch.where(counted.unsqueeze(-1), self.directions, 0).sum(-2)
+        pairs = total.square().sum(-1) - n
         return (pairs / torch.where(n > 1, n * (n - 1), torch.nan)).clamp(-1, 1)
 
     def residual(self, *, skip_first: bool = True) -> Float[Tensor, " batch"]:
         """See :func:`relative_residual`."""
-        counted = (self.others if skip_first else self.real).to(self.x.dtype)
-        exponent = power_of_two(self.lengths * counted, -1)
-        lengths = scale(self.lengths, -exponent)
-        mean = scale(self._sum(counted / counted.sum(-1, keepdim=True)), -exponent)
-        rest = scale(self.x, -exponent.unsqueeze(-1)) - mean.unsqueeze(-2)
-        rest = torch.linalg.vector_norm(rest, dim=-1)
-        square, whole = ((part.square() * counted).sum(-1) for part in (rest, lengths))
+        counted = self.others if skip_first else self.real
+        lengths = torch.where(counted, self.lengths, 0)
+        exponent = power_of_two(lengths, -1)
+        lengths = scale(lengths, -exponent)
+        x = scale(self.x, -exponent.unsqueeze(-1))
+        x = torch.where(counted.unsqueeze(-1), x, 0)
+        mean = x.sum(-2, keepdim=True) / counted.sum(-1)[:, None, None]
+        rest = torch.linalg.vector_norm(x - mean, dim=-1)
+        rest = torch.where(counted, rest, 0)
+        square, whole = (part.square().sum(-1) for part in (rest, lengths))
         return (square / torch.where(whole > 0, whole, torch.nan)).sqrt().clamp(max=1)
 
     def first_cosines(self) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
@@ -126,9 +130,10 @@ class TokenVectors:
 
         NaN where the first token is zero or no other has a direction.
         """
-        first = self._sum(torch.where(self.real & ~self.others, self.inverse, 0))
-        cosine = ((self.x * first.unsqueeze(-2)).sum(-1) * self.inverse).clamp(-1, 1)
-        use = self.others & (self.inverse > 0) & (first != 0).any(-1, keepdim=True)
+        place = (self.real & ~self.others).unsqueeze(-1)
+        first = torch.where(place, self.directions, 0).sum(-2, keepdim=True)
+        cosine = (self.directions * first).sum(-1).clamp(-1, 1)
+        use = self.others & self.directed & (first != 0).any(-1)
         mean = torch.where(use, cosine, 0).sum(-1) / use.sum(-1)
         largest = torch.where(use, cosine, -torch.inf).amax(-1)
         return mean, torch.where(use.any(-1), largest, torch.nan)

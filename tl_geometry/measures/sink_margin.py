@@ -37,16 +37,16 @@ def sink_logit_margin(
 
     Returns:
         ``(smallest, mean)`` in units of logits (nats). NaN where a row sees no sink, or nothing
-        else. A weight that has underflowed to 0 is known only to be small: as a competitor it is
-        left out, which never changes the smallest lead and makes the mean a lower bound; as the
-        sink's, or where all competitors are lost, it leaves NaN.
+        else, and where one of its logits is NaN. A weight that has underflowed to 0 is known only to
+        be small: as a competitor it is left out, which never changes the smallest lead and makes
+        the mean a lower bound; as the sink's, or where all competitors are lost, it leaves NaN.
 
     Raises:
         TypeError: scores that are not floating point, or a mask that is not bool.
         ValueError: a mask of another shape, or a sink outside the sequence.
     """
     check_axes("scores", scores, "batch head query key")
-    known = scores > torch.finfo(scores.dtype).min / 2
+    known = ~(scores <= torch.finfo(scores.dtype).min / 2)  # NaN is no mask
     keep = known if available is None else resolve_available(scores, available)
     wide = scores.to(work_dtype(scores))
     attention = wide.masked_fill(~(keep & known), -torch.inf).softmax(-1).nan_to_num(0)

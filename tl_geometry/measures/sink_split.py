@@ -18,6 +18,7 @@ from tl_geometry.measures.geometry import UNDEFINED_BELOW, AttentionGeometry
 from tl_geometry.measures.scaling import safe_norm
 
 RESOLUTION = 2.0**-23
+_ROUNDING = 2.0**-16  # sums of weights in float32 are nearer to 1 than this
 """Rows that leave no more attention than this to other keys have no m: float32 cannot resolve 1 - a."""
 _ROWS = 128
 
@@ -52,6 +53,7 @@ class SinkSplit:
         sink: s, once per head where there is one sink; zero where it is undefined.
         rest: the output without its sinks' part, (1 - a) m.
         rest_gross: the rest's length if nothing cancelled.
+        other_attention: 1 - a, to full relative precision.
         sink_length: |s|.
         along, across: the rest along s, and its length perpendicular to s.
         rows: rows that count: later queries from which a sink can be seen.
@@ -59,6 +61,7 @@ class SinkSplit:
     """
 
     attention: Float[Tensor, "batch head query"]
+    other_attention: Float[Tensor, "batch head query"]
     sink: Float[Tensor, "batch head query_or_1 rank"]
     rest: Float[Tensor, "batch head query rank"]
     rest_gross: Float[Tensor, "batch head query"]
@@ -81,7 +84,7 @@ class SinkSplit:
     @cached_property
     def curve(self) -> RowCurves:
         """Where along its curve each row is shortest."""
-        others = torch.where(self.in_plane, 1 - self.attention, 1)
+        others = torch.where(self.in_plane, self.other_attention, 1)
         along, across = self.along / others, self.across / others
         towards = along - self.sink_length  # m - s is (towards, across)
         distance = length_of(towards, across)
@@ -92,24 +95,29 @@ class SinkSplit:
         terms = (along / over, towards / over, across / over)
         m, step, side = (torch.where(undefined, 0, x) for x in terms)
         optimum = m * step + side.square()
-        clipped = optimum.clamp(0, 1)
-        place = torch.where(flat, self.attention, clipped)
+        # Between its ends s and m the curve is shortest at their line's distance from the origin. A
+        # difference of long vectors would lose it, where s is much shorter than m.
+        rest = length_of(along, across)
+        ends = torch.minimum(self.sink_length, rest)
+        minimum = torch.where(towards < 0, self.sink_length * side, self.sink_length)
+        minimum = torch.where(optimum > 0, torch.minimum(minimum, ends), rest)
+        observed = length_of(along - self.attention * towards, others * across)
         negative = self.in_plane & (along < 0)
         change = -along / torch.where(negative, self.sink_length - along, 1)
         return RowCurves(
             along,
             across,
             distance,
-            clipped.masked_fill(undefined, torch.nan),
+            optimum.clamp(0, 1).masked_fill(undefined, torch.nan),
             optimum.masked_fill(undefined, torch.nan),
-            length_of(along - place * towards, (1 - place) * across),
+            torch.where(flat, observed, minimum),
             change.masked_fill(~negative, torch.nan),
         )
 
 
 def split_outputs(geometry: AttentionGeometry) -> SinkSplit:
     """Split every output in its sinks' part and the rest."""
-    rest = _without_sinks(geometry)
+    rest, other_attention = _without_sinks(geometry)
     attention = geometry.sink_attention
     sink, known = _mean_sinks(geometry)
     sink_length = safe_norm(sink)
@@ -121,6 +129,7 @@ def split_outputs(geometry: AttentionGeometry) -> SinkSplit:
     rows = geometry.sink_rows.expand_as(attention)
     return SinkSplit(
         attention,
+        other_attention,
         sink,
         rest,
         (geometry.gross - sink_gross).clamp(min=0),
@@ -128,24 +137,36 @@ def split_outputs(geometry: AttentionGeometry) -> SinkSplit:
         along,
         across,
         rows,
-        rows & known & (1 - attention > RESOLUTION),
+        rows & known & (other_attention > RESOLUTION),
     )
 
 
-def _without_sinks(geometry: AttentionGeometry) -> Float[Tensor, "batch head query rank"]:
-    """Outputs with the sinks' values set to zero.
+def _without_sinks(
+    geometry: AttentionGeometry,
+) -> tuple[Float[Tensor, "batch head query rank"], Float[Tensor, "batch head query"]]:
+    """Outputs with the sinks' values set to zero, and the attention that does not go to the sinks.
 
-    Multiplied out anew: a difference from the output would drown a small rest in rounding.
+    Both are summed anew: differences from the output, and from 1, would drown a small rest in rounding.
     """
-    others = geometry.values.masked_fill(geometry.sinks.unsqueeze(-1), 0)
+    kept = (~geometry.sinks).unsqueeze(-1)
+    others = geometry.values.masked_fill(~kept, 0)
+    ones = kept.to(others.dtype).expand(*others.shape[:-1], 1)
+    others = torch.cat([others, ones], -1)
     if not geometry.causal:
-        return geometry.pattern @ others
-    stops = [*range(_ROWS, geometry.n_queries, _ROWS), geometry.n_queries]
-    blocks = [
-        geometry.pattern[:, :, start:stop, :stop] @ others[:, :, :stop]
-        for start, stop in zip([0, *stops], stops, strict=False)
-    ]
-    return torch.cat(blocks, -2)
+        both = geometry.pattern @ others
+    else:
+        stops = [*range(_ROWS, geometry.n_queries, _ROWS), geometry.n_queries]
+        blocks = [
+            geometry.pattern[:, :, start:stop, :stop] @ others[:, :, :stop]
+            for start, stop in zip([0, *stops], stops, strict=False)
+        ]
+        both = torch.cat(blocks, -2)
+    missing = 1 - geometry.sink_attention
+    if geometry.rounded:
+        return both[..., :-1], missing
+    # Other sums than 1: a learned null sink, or an ablation.
+    whole = (1 - geometry.totals.attention).abs() <= _ROUNDING
+    return both[..., :-1], torch.where(whole, both[..., -1], missing)
 
 
 def _mean_sinks(

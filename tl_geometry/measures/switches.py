@@ -32,9 +32,10 @@ class SwitchRates:
 
     Attributes:
         off_rate: share of rows that are off, for each fraction; NaN where the median length of the
-            other values is 0 or there is none.
+            other values is 0 or there is none, and where an output or value of the head is not
+            finite.
         sink_rate_off, sink_rate_on: mean attention to the sinks of the rows that are off, and of
-            the others; NaN where there is no such row.
+            the others; NaN where there is no such row, or no off rate.
         diagonal_attention: mean attention of a row to its own token; NaN in cross-attention.
         fractions: of the median length, in the order of the last axis.
     """
@@ -108,12 +109,13 @@ def switches(geometry: AttentionGeometry, fractions: tuple[float, ...]) -> Switc
     others = geometry.available.any(-2).any(1, keepdim=True) & ~geometry.sinks
     norms = geometry.value_norms
     typical = torch.where(others, norms, torch.nan).nanquantile(0.5, dim=-1)
-    limit = typical.masked_fill(typical == 0, torch.nan)[..., None, None]
-    # An output that has cancelled to rounding error is a short one.
+    # An output that has cancelled to rounding error is a short one, one that is no number neither.
     length = safe_norm(geometry.outputs).unsqueeze(-2)
+    rows = own_rows(geometry).unsqueeze(-2)
+    unknown = (~length.isfinite() & rows).any(-1).squeeze(-1) | (~norms.isfinite() & others).any(-1)
+    limit = typical.masked_fill((typical == 0) | unknown, torch.nan)[..., None, None]
     limit = limit * torch.tensor(fractions, dtype=length.dtype, device=length.device)[:, None]
     off = length < limit
-    rows = own_rows(geometry).unsqueeze(-2)
     later = geometry.sink_rows.unsqueeze(-2) & ~limit.isnan()
     sink_rate = geometry.sink_attention.unsqueeze(-2).expand(off.shape)
     rate = masked_mean(off.to(length.dtype), rows & ~limit.isnan())
