@@ -16,7 +16,6 @@ from scipy.stats import chi2, chi2_contingency
 import tl_geometry.data
 from tl_geometry.data import CopyPaste, bigram_backcopy, copy_paste, demo_corpora
 from tl_geometry.data.bigram_table import count_bigrams, load_bigram_table, table_as_json
-from tl_geometry.data.limits import whole_seed
 
 PROSE = demo_corpora()["demo-prose"]
 LITERAL = LiteralBackcopy(PROSE)
@@ -281,7 +280,3 @@ def test_seeds_are_whole_numbers_of_64_bits() -> None:
         ValueError, match=r"seed must be less than 2\*\*64, got 18446744073709551616"
     ):
         bigram_backcopy(2**64)
-    assert type(whole_seed(np.int64(3))) is int
-    for wrong in (True, 1.0, np.float64(1), "1"):
-        with pytest.raises(TypeError, match="seed must be an integer"):
-            whole_seed(wrong)

@@ -153,13 +153,21 @@ def test_both_classes_agree(tiny_bridge, tiny_hooked):
         ({"heads": [3]}, "pairs"),
         ({"layers": [2]}, "layers: \\[2\\]"),
         ({"mode": "half"}, "mode must be one of 'zero', 'mean'"),
-        ({"confidence": 2.0}, "confidence"),
-        ({"resume": True}, "checkpoint="),
+        ({"confidence": 2.0}, "confidence must lie between 0 and 1, got 2.0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**64}, "seed must be less than"),
     ],
 )
-def test_refusals(tiny_hooked, options, words):
+def test_refusals_come_before_the_first_forward(tiny_hooked, options, words, monkeypatch):
+    model = tiny_hooked()
+    monkeypatch.setattr(model, "forward", None)
     with plain_package():
         from tl_geometry.evaluation.sensitivity import head_sensitivity as plain
 
         with pytest.raises(ValueError, match=words):
-            plain(tiny_hooked(), corpus()[0], n_ctx=64, progress=False, **options)
+            plain(model, corpus()[0], n_ctx=64, progress=False, **options)
+
+
+def test_resuming_needs_a_checkpoint(tiny_model):
+    with pytest.raises(ValueError, match="checkpoint="):
+        sensitivity(tiny_model, corpus()[0], resume=True)

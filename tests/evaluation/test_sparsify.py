@@ -219,11 +219,16 @@ def test_resuming_runs_nothing_twice(tiny_model, tmp_path):
         ({"heads": []}, "heads is empty"),
         ({"heads": [(0, 9)]}, "9"),
         ({"mode": "median"}, "mode must be one of"),
+        ({"confidence": 2.0}, "confidence must lie between 0 and 1, got 2.0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**64}, "seed must be less than"),
     ],
 )
-def test_refusals(tiny_hooked, options, words):
+def test_refusals_come_before_the_first_forward(tiny_hooked, options, words, monkeypatch):
+    model = tiny_hooked()
+    monkeypatch.setattr(model, "forward", None)
     with plain_package():
         from tl_geometry.evaluation.sparsify import sparsify as plain
 
         with pytest.raises(ValueError, match=words):
-            plain(tiny_hooked(), corpus()[0], n_ctx=64, progress=False, **options)
+            plain(model, corpus()[0], n_ctx=64, progress=False, **options)

@@ -1,4 +1,4 @@
-"""Scalars of numpy and torch are taken for the numbers they are; what is none is refused by name."""
+"""Masks and sinks of numpy and torch are taken for what they are; what is none is refused by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from literal.masks import causal
 from literal.problems import problem, without_shape_checks
 
-from tl_geometry.measures.checks import check_bool, real_number, whole
+from tl_geometry.measures.checks import check_bool
 
 MADE = problem(available=causal(6)[None], seed=2)
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
@@ -18,34 +18,6 @@ def call(module, function, *arguments, **options):
     """The function as users have it."""
     with without_shape_checks(f"tl_geometry.measures.{module}") as plain:
         return getattr(plain, function)(*arguments, **options)
-
-
-@pytest.mark.parametrize("two", [2, np.int64(2), np.uint8(2), torch.tensor(2), np.array(2)])
-def test_integers_of_every_kind(two):
-    assert whole("n", two, 2) == 2
-    assert type(whole("n", two)) is int
-    with pytest.raises(ValueError, match="n must be at least 3, got 2"):
-        whole("n", two, 3)
-
-
-@pytest.mark.parametrize(
-    "wrong", [2.0, True, np.bool_(True), torch.tensor(True), "2", None, np.float64(2), [2]]
-)
-def test_no_integer(wrong):
-    with pytest.raises(TypeError, match="n must be an integer, got"):
-        whole("n", wrong)
-
-
-@pytest.mark.parametrize("half", [0.5, np.float32(0.5), torch.tensor(0.5), np.array(0.5)])
-def test_numbers_of_every_kind(half):
-    assert real_number("x", half) == 0.5
-    assert type(real_number("x", half)) is float
-
-
-@pytest.mark.parametrize("wrong", [True, "0.5", None, [0.5], np.ones(1), torch.ones(2), 1j])
-def test_no_number(wrong):
-    with pytest.raises(TypeError, match="x must be a number, got"):
-        real_number("x", wrong)
 
 
 def test_masks_that_are_no_tensors():

@@ -362,7 +362,7 @@ def make_downstream(
     ds = accuracies(results, tasks)
     names = list(dict.fromkeys(v.rpartition(" ")[0] for v in variants if " " in v))
     ds.attrs = _attributes(
-        "downstream", None, tasks=list(tasks), importances=names, fraction=0.1, hooks=False,
+        "downstream", None, tasks=list(tasks), importances=names, fraction=0.1, hooks=None,
         scope="query", mode="inter", sink="first", seed=0, limit=None,
     )  # fmt: skip
     ds.attrs |= {"truncated_rows": 0}

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tl_geometry.ablations.editing import Edit, LayerInForward, edit_hooks
 from tl_geometry.ablations.targets import Heads, Layers, Target, targets
+from tl_geometry.arguments import one_of
 from tl_geometry.hooks import AttentionSite
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.frames import Frames
 from tl_geometry.hooks.real_tokens import Mask
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.importances import (
     IMPORTANCES,

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tl_geometry.ablations.editing import Edit, LayerInForward, edit_hooks
 from tl_geometry.ablations.targets import Heads, Layers, Target, targets
+from tl_geometry.arguments import one_of
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
-from tl_geometry.measures.checks import one_of
 
 __all__ = ["HeadMeans", "remove_heads"]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from tl_geometry.ablations.editing import Edit, LayerInForward, edit_hooks
 from tl_geometry.ablations.targets import Heads, Layers, targets
 from tl_geometry.ablations.tokens import Chosen
+from tl_geometry.arguments import one_of
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.importances import document_noise
 from tl_geometry.measures.masks import SinkRule
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tl_geometry.ablations.editing import Edit, LayerInForward, edit_hooks
 from tl_geometry.ablations.targets import Heads, Layers, Per, Target, targets
+from tl_geometry.arguments import one_of
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.masks import SinkRule, resolve_sinks, sink_ordinals
 
 __all__ = [

@@ -21,8 +21,8 @@ from tl_geometry.analysis.defaults import (
 )
 from tl_geometry.analysis.probe import Probe
 from tl_geometry.analysis.prompt import PromptMode, prompt_matrices, prompt_tokens
+from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.data import Batch, token_batches
-from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.hooks.stream import has_stream
 from tl_geometry.measures.layer import Output, ValueBias

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.analysis.results import model_provenance
-from tl_geometry.data.limits import whole_number, whole_seed
+from tl_geometry.arguments import confidence_level, whole_number, whole_seed
 from tl_geometry.hooks import AttentionSite, attention_sites, select_sites
 from tl_geometry.hooks.processing import weight_processing
 from tl_geometry.measures.ranks import spearman
@@ -76,8 +76,7 @@ def head_costs(
         raise TypeError(f"ds must be an xarray.Dataset, got {type(ds).__name__}")
     resamples = whole_number("resamples", resamples, 1)
     seed = whole_seed(seed)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    confidence = confidence_level(confidence)
     every = attention_sites(model)
     sites = select_sites(every, layers)
     table = np.full((len(_COSTS), len(sites), max(site.n_heads for site in sites)), np.nan)

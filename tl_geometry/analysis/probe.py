@@ -17,12 +17,12 @@ from tl_geometry.analysis.feed import Feed
 from tl_geometry.analysis.ledger import Ledger
 from tl_geometry.analysis.reading import LayerReader, named_layer, plain_sink
 from tl_geometry.analysis.results import assemble, kept_heads, model_provenance
+from tl_geometry.arguments import one_of
 from tl_geometry.hooks import AttentionSite, Doctor, attention_sites, doctor, select_sites
 from tl_geometry.hooks.capture import capture_hooks
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.padding import PadToken
 from tl_geometry.hooks.stream import stream_points
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule

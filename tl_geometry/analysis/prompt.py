@@ -17,13 +17,13 @@ from tl_geometry.analysis.batch_masks import BatchMasks
 from tl_geometry.analysis.ledger import Ledger
 from tl_geometry.analysis.reading import LayerReader
 from tl_geometry.analysis.results import model_provenance
+from tl_geometry.arguments import one_of
 from tl_geometry.data import resolve_bos
 from tl_geometry.data.bos import bos_id
 from tl_geometry.data.limits import check_length, check_vocabulary, model_context
 from tl_geometry.hooks import AttentionSite, Doctor, attention_sites, doctor, select_sites
 from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.hooks.capture import capture_hooks
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.layer import Output, ValueBias
 
 __all__ = ["PromptMatrices", "PromptMode", "prompt_contributions", "prompt_matrices"]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tl_geometry.analysis.batch_masks import BatchMasks
+from tl_geometry.arguments import one_of
 from tl_geometry.hooks import AttentionSite, Doctor
 from tl_geometry.hooks.dropout import active_dropout
 from tl_geometry.hooks.frames import Frames
 from tl_geometry.hooks.post_norm import post_norm_scale
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule, sink_ordinals

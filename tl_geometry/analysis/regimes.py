@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
-from tl_geometry.measures.checks import one_of
+from tl_geometry.arguments import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.regimes import (
     CATEGORIES,

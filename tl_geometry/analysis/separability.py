@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
-from tl_geometry.data.limits import whole_number, whole_seed
+from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.measures.certificate import certify_rows
 from tl_geometry.measures.clusters import SeparabilityScores, random_rankings, score_rows
 from tl_geometry.measures.geometry import AttentionGeometry

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
-from tl_geometry.data.limits import whole_number
+from tl_geometry.arguments import whole_number
 from tl_geometry.measures.cone import alignments, axis_length, cone_axis, lowest_quartile
 from tl_geometry.measures.dormant import DORMANT_RATE, NORM_THRESHOLDS, output_norm_ratio
 from tl_geometry.measures.geometry import AttentionGeometry

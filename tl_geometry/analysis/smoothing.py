@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, ResidualStream, Variable
-from tl_geometry.data.limits import whole_number, whole_seed
+from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.halfspace import halfspace_margins
 from tl_geometry.measures.masks import spread_tokens

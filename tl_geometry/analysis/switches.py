@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
-from tl_geometry.data.limits import whole_number, whole_seed
+from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.halfspace import halfspace_margins
 from tl_geometry.measures.masks import spread_tokens

@@ -15,11 +15,10 @@ from tqdm.auto import tqdm
 from tl_geometry.analysis.head_costs import head_costs
 from tl_geometry.analysis.layer_tokens import check_runnable, read_layer, vocabulary_rows
 from tl_geometry.analysis.results import model_provenance
+from tl_geometry.arguments import one_of, whole_number, whole_seed
 from tl_geometry.data import token_batches
-from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.hooks import attention_sites, select_sites
 from tl_geometry.hooks.processing import weight_processing
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.cost_scaling import CostScaling, cost_scaling
 from tl_geometry.measures.cost_solver import Norm
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from tl_geometry.arguments import whole_number
 from tl_geometry.data.bos import BosRule, bos_id, resolve_bos
 from tl_geometry.data.items import Block, Row, TokenData, count_documents, read_items
 from tl_geometry.data.limits import (
@@ -16,7 +17,6 @@ from tl_geometry.data.limits import (
     model_context,
     padding_warning,
     vocabulary_size,
-    whole_number,
 )
 from tl_geometry.data.stacking import Batch, Window, by_length, stack
 

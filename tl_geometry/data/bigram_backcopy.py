@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from tl_geometry.arguments import whole_number
 from tl_geometry.data.bigram_table import load_bigram_table
-from tl_geometry.data.limits import whole_number
 from tl_geometry.data.tasks import SequenceTask
 
 __all__ = ["BigramBackcopy", "bigram_backcopy"]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from tl_geometry.data.limits import whole_number
+from tl_geometry.arguments import whole_number
 from tl_geometry.data.tasks import SequenceTask
 
 __all__ = ["CopyPaste", "CopyPasteKind", "copy_paste"]

@@ -2,7 +2,7 @@
 
 from importlib import resources
 
-from tl_geometry.data.limits import whole_number
+from tl_geometry.arguments import whole_number
 
 __all__ = ["demo_corpora"]
 

@@ -1,6 +1,5 @@
 """What a model can take: its context, its vocabulary, its padding token."""
 
-from operator import index
 from typing import Any
 
 import torch
@@ -14,39 +13,7 @@ __all__ = [
     "model_context",
     "padding_warning",
     "vocabulary_size",
-    "whole_number",
-    "whole_seed",
 ]
-
-_SEEDS = 2**64
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """Return `value`, or say that the argument `name` must be an integer of at least `least`.
-
-    Example: ``whole_number("n_ctx", 512, 2)`` is 512, and so is that of ``np.int64(512)``; a float
-    or bool raises TypeError.
-    """
-    try:
-        number = index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from error
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
-
-
-def whole_seed(seed: Any) -> int:
-    """Return `seed` as an int that a generator takes, or say what would be one.
-
-    Example: ``whole_seed(np.int64(3))`` is 3; -1 and ``2**64`` raise ValueError.
-    """
-    number = whole_number("seed", seed, 0)
-    if number >= _SEEDS:
-        raise ValueError(f"seed must be less than 2**64, got {number}")
-    return number
 
 
 def check_takes_tokens(model: Any) -> None:

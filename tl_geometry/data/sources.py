@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tl_geometry.data.limits import whole_number
+from tl_geometry.arguments import whole_number
 
 __all__ = ["load_texts"]
 

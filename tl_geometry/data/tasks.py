@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from tl_geometry.data.limits import whole_seed
+from tl_geometry.arguments import whole_seed
 
 __all__ = ["SequenceTask"]
 

@@ -12,9 +12,10 @@ import xarray as xr
 
 from tl_geometry.ablations.entries import EntryMasker
 from tl_geometry.analysis.reading import plain_sink
+from tl_geometry.arguments import one_of, whole_number, whole_seed
 from tl_geometry.data import Batch, resolve_bos
 from tl_geometry.data.bos import bos_id
-from tl_geometry.data.limits import model_context, whole_number, whole_seed
+from tl_geometry.data.limits import model_context
 from tl_geometry.evaluation.checkpoint import Checkpoint
 from tl_geometry.evaluation.next_token import check_next_token_model
 from tl_geometry.evaluation.record import model_fingerprint, model_record
@@ -27,7 +28,6 @@ from tl_geometry.evaluation.scorers import (
 )
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.probe_inputs import probe_arguments
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import Mode
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.selection import Scope, check_fraction

@@ -12,8 +12,8 @@ from torch import Tensor
 from tl_geometry.ablations.entries import EntryMasker, EntryScores
 from tl_geometry.ablations.targets import Heads, Layers
 from tl_geometry.analysis.reading import plain_sink
+from tl_geometry.arguments import one_of, whole_number, whole_seed
 from tl_geometry.data import Batch
-from tl_geometry.data.limits import whole_number, whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.faithfulness_plan import Run, gathered, plan_runs
 from tl_geometry.evaluation.faithfulness_table import Scored, tabulate
@@ -24,7 +24,6 @@ from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.hooks import AttentionSite
 from tl_geometry.hooks.capture import capture_hooks
 from tl_geometry.hooks.entries import FwdHook
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.geometry import Mode
 from tl_geometry.measures.importances import IMPORTANCES
 from tl_geometry.measures.masks import SinkRule

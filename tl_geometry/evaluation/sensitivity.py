@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Bool, Float64
 from numpy.typing import NDArray
 
+from tl_geometry.arguments import confidence_level, one_of, whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.head_variants import (
     Head,
@@ -22,7 +23,6 @@ from tl_geometry.evaluation.head_variants import (
 from tl_geometry.evaluation.runs import Variant, run_variants
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.evaluation.variables import with_interval
-from tl_geometry.measures.checks import one_of
 
 __all__ = ["head_sensitivity", "outlying"]
 
@@ -83,6 +83,7 @@ def head_sensitivity(
             checkpoint of another run.
     """
     one_of("mode", mode, ("zero", "mean"))
+    confidence, seed = confidence_level(confidence), whole_seed(seed)
     sites, chosen = chosen_heads(model, layers, heads)
     documents = read_documents(
         model,

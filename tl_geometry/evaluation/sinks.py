@@ -16,15 +16,14 @@ from tl_geometry.ablations import (
 )
 from tl_geometry.ablations.targets import Heads, Layers, targets
 from tl_geometry.analysis.reading import plain_sink
+from tl_geometry.arguments import one_of, whole_seed
 from tl_geometry.data import Batch
-from tl_geometry.data.limits import whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.runs import Factory, Variant, run_variants, unedited
 from tl_geometry.evaluation.sink_geometry import under_interventions
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.evaluation.variables import with_interval
 from tl_geometry.hooks.entries import FwdHook
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.masks import SinkRule
 
 __all__ = ["INTERVENTIONS", "sink_interventions"]

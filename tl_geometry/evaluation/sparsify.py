@@ -14,14 +14,13 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from tl_geometry.data.limits import whole_number, whole_seed
+from tl_geometry.arguments import confidence_level, one_of, whole_number, whole_seed
 from tl_geometry.evaluation.documents import read_documents
 from tl_geometry.evaluation.head_orders import checked_orders, head_order, head_statistics
 from tl_geometry.evaluation.head_variants import Head, RemovalMode, chosen_heads, without_heads
 from tl_geometry.evaluation.runs import Variant, run_variants
 from tl_geometry.evaluation.sparsify_curves import removal_curves, removal_text
 from tl_geometry.evaluation.statistics import Bootstrap
-from tl_geometry.measures.checks import one_of
 from tl_geometry.measures.selection import exact_share
 
 __all__ = ["sparsify", "sparsity_table"]
@@ -94,6 +93,7 @@ def sparsify(
     names = checked_orders(orders)
     shares = _checked_retention(retention)
     repeats, seed = whole_number("repeats", repeats, 1), whole_seed(seed)
+    confidence = confidence_level(confidence)
     sites, chosen = chosen_heads(model, layers, heads)
     documents = read_documents(
         model,

@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 
+from tl_geometry.arguments import confidence_level
+
 __all__ = ["Bootstrap", "Estimate"]
 
 
@@ -58,11 +60,9 @@ class Bootstrap:
             )
         if resamples < 1:
             raise ValueError(f"resamples must be at least 1, got {resamples}")
-        if not 0 < confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
         n = len(targets)
         self.targets = targets.astype(np.float64)
-        self.confidence = confidence
+        self.confidence = confidence_level(confidence)
         self.draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
 
     def value(

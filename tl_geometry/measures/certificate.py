@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.checks import one_of
+from tl_geometry.arguments import one_of
 from tl_geometry.measures.clusters import ULPS
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule

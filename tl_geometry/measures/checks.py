@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tl_geometry.measures.scaling import work_dtype
-
-
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse an option that doesn't exist, naming those that do."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-def whole(name: str, value: Any, least: int | None = None) -> int:
-    """The integer that a Python, numpy or tensor scalar holds; bools and fractions are refused."""
-    try:
-        if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
-            raise TypeError("a bool is no number")
-        number = index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from error
-    if least is not None and number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
-
-
-def real_number(name: str, value: Any) -> float:
-    """The number that a Python, numpy or tensor scalar holds; bools and strings are refused."""
-    if (
-        isinstance(value, (bool, str))
-        or getattr(value, "ndim", 0) > 0
-        or not hasattr(value, "__float__")
-    ):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    return float(value)
 
 
 def check_bool(name: str, mask: Any, meaning: str) -> None:

@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes, one_of, real_number, whole
+from tl_geometry.arguments import one_of, real_number, whole_number
+from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.cost_solver import Bracket, Leads, Norm, smallest_form
 from tl_geometry.measures.halfspace import FEASIBLE_ABOVE
 from tl_geometry.measures.min_norm import hull_distance
@@ -119,7 +120,10 @@ def representation_cost(
     one_of("target", target, ("sink", "diagonal"))
     one_of("norm", norm, ("frobenius", "nuclear"))
     margin, tolerance = real_number("margin", margin), real_number("tolerance", tolerance)
-    max_iterations, sink = whole("max_iterations", max_iterations), whole("sink", sink)
+    max_iterations, sink = (
+        whole_number("max_iterations", max_iterations),
+        whole_number("sink", sink),
+    )
     for name, value in (
         ("margin", margin),
         ("tolerance", tolerance),

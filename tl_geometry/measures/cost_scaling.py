@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes, one_of, real_number, whole
+from tl_geometry.arguments import confidence_level, one_of, whole_number
+from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.cost import RepresentationCost, representation_cost
 from tl_geometry.measures.cost_solver import Norm
 
@@ -107,15 +108,13 @@ def cost_scaling(
         ValueError: fewer than two lengths, a length below 2 or beyond the tokens (or d of
             orthonormal ones), no seed, a negative or repeated one, a confidence outside (0, 1).
     """
-    sizes = tuple(whole("each of lengths", T) for T in lengths)
-    d, confidence = None if d is None else whole("d", d), real_number("confidence", confidence)
+    sizes = tuple(whole_number("each of lengths", T) for T in lengths)
+    d, confidence = None if d is None else whole_number("d", d), confidence_level(confidence)
     if len(set(sizes)) < 2 or list(sizes) != sorted(set(sizes)) or sizes[0] < 2:
         raise ValueError(
             f"lengths must be two or more increasing numbers of at least 2 tokens, got {sizes}"
         )
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    samples = _samples(tokens, sizes, d, tuple(whole("each of seeds", k, 0) for k in seeds))
+    samples = _samples(tokens, sizes, d, tuple(whole_number("each of seeds", k, 0) for k in seeds))
     found = {
         target: [
             [

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.checks import one_of
+from tl_geometry.arguments import one_of
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.layer import AttentionLayer
 from tl_geometry.measures.scaling import over_square, safe_norm, scale, sign_vector

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_geometry.measures.checks import one_of
+from tl_geometry.arguments import one_of
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.scaling import scale
 from tl_geometry.measures.selection import Scope

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_layer, check_norm_weight, kv_bias, one_of
+from tl_geometry.arguments import one_of
+from tl_geometry.measures.checks import check_layer, check_norm_weight, kv_bias
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.masks import (
     SinkRule,

@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_geometry.measures.checks import check_axes, real_number, whole
+from tl_geometry.arguments import real_number, whole_number
+from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.scaling import work_dtype
 
 _CANCELLED = 2.0**-40
@@ -84,7 +85,7 @@ def one_step_similarity(
     mixing = real_number("mixing", mixing)
     if not 0 <= mixing <= 1:
         raise ValueError(f"mixing is a share of attention, so it must lie in [0, 1], got {mixing}")
-    length = whole("length", length)
+    length = whole_number("length", length)
     if length < 1:
         raise ValueError(f"length must be at least 1 token, got {length}")
     given = {

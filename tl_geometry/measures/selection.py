@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from tl_geometry.measures.checks import one_of
+from tl_geometry.arguments import one_of
 
 __all__ = ["Scope", "check_fraction", "exact_share", "select_entries"]
 

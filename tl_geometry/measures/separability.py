@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.checks import one_of, whole
+from tl_geometry.arguments import one_of, whole_number
 from tl_geometry.measures.clusters import Distance, RankBy, SeparabilityScores, score_rows
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -95,7 +95,7 @@ def separability(
             space=space,
         )
     if generator is None:
-        generator = torch.Generator(pattern.device).manual_seed(whole("seed", seed, 0))
+        generator = torch.Generator(pattern.device).manual_seed(whole_number("seed", seed, 0))
     shape = (pattern.shape[0], rows.shape[1], geometry.n_keys)
     runs = [
         score_rows(
