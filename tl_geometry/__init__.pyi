@@ -20,6 +20,7 @@ from .ablations import (
 )
 from .analysis import (
     Contributions as Contributions,
+    Costs as Costs,
     Probe as Probe,
     Regimes as Regimes,
     Separability as Separability,

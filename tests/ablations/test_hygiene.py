@@ -10,6 +10,7 @@ from analysis_data.reference import tokens
 
 from tl_geometry.ablations import (
     mask_entries,
+    mix_pattern,
     remove_heads,
     zero_sink_values,
 )
@@ -65,6 +66,18 @@ def test_data_types_stay(case, dtype):
         assert found.edited_pattern.dtype == found.pattern.dtype, name
         assert found.edited_v.dtype == found.v.dtype == found.z.dtype == dtype, name
         close(edited(case, name)[0], found, name, error)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_patterns_are_mixed_in_double_precision(case):
+    model = build(case, torch.float64)
+    layer = look(case, mix_pattern(model, 0.6, "uniform"), model=model)[0]
+    v = layer.v.repeat_interleave(layer.n_heads // layer.v.shape[2], 2)
+    attended = torch.einsum("bhqk,bkhd->bqhd", layer.pattern, v)
+    so_far = v.cumsum(1) / torch.arange(1, v.shape[1] + 1)[:, None, None]
+    mixed = 0.4 * attended + 0.6 * so_far
+    assert layer.z.dtype == torch.float64
+    torch.testing.assert_close(layer.z, mixed, rtol=0, atol=1e-13 * float(mixed.abs().max()))
 
 
 def close(exact, found, name, error):

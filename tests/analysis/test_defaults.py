@@ -7,7 +7,6 @@ import inspect
 import pytest
 import torch
 from analysis_data.reference import tokens
-from zoo.architectures import build_hooked
 
 from tl_geometry import Contributions, Probe, Separability, Sinks, analyze
 from tl_geometry.analysis.defaults import checked_measures
@@ -15,9 +14,9 @@ from tl_geometry.analysis.defaults import checked_measures
 EVERY = ("contributions", "regimes", "sinks", "separability", "switches", "smoothing")
 
 
-@pytest.fixture(scope="module")
-def model():
-    return build_hooked("llama")
+@pytest.fixture
+def model(tiny_model):
+    return tiny_model
 
 
 def test_by_default_every_cheap_measure_runs(model):
@@ -66,7 +65,7 @@ def test_a_probe_reads_no_residual_stream_unless_asked(model):
 
 def test_without_hooks_of_the_residual_stream_smoothing_is_left_out(model, monkeypatch):
     hooks = {k: v for k, v in model.hook_dict.items() if "hook_resid" not in k}
-    monkeypatch.setattr(model, "hook_dict", hooks)
+    monkeypatch.setattr(type(model), "hook_dict", property(lambda _: hooks), raising=False)
     ds = analyze(model, tokens(2, 9), progress=False)
     assert "similarity_out" not in ds
     assert any("no hooks of its residual stream" in text for text in ds.attrs["warnings"])

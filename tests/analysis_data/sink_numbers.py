@@ -14,12 +14,21 @@ from literal.contributions import contribution_weights
 RATE_EDGES = [k / 10 for k in range(11)]
 GAP_EDGES = [k / 10 - 1 for k in range(21)]
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-LABELS = ("dormant_by_rate", "dormant_by_norm", "low_norm")
+LABELS = ("dormant_by_rate", "dormant_by_norm", "low_norm", "sink_fit", "sink_fit_curvature")
 
 
 def _mean(values: Any) -> float:
     known = [float(x) for x in values if not math.isnan(x)]
     return sum(known) / len(known) if known else math.nan
+
+
+def _parabola(lengths: np.ndarray) -> np.ndarray:
+    """Through the squared lengths in the middle of each tenth that has any."""
+    middles = np.arange(0.05, 1, 0.1)
+    known = ~np.isnan(lengths)
+    if known.sum() < 3:
+        return np.full(3, math.nan)
+    return np.polyfit(middles[known], lengths[known] ** 2, 2)[::-1]
 
 
 def _convex(a: np.ndarray, square: np.ndarray) -> float:
@@ -63,6 +72,7 @@ def sink_numbers(
         rows = ~np.isnan(curve["norm"][h])
         a, norm, minimal = (curve[name][h][rows] for name in ("attention", "norm", "minimal_norm"))
         written = ~cancelled[h][rows]
+        put("minimal_norm", _mean(minimal))
         put("minimal_norm_ratio", _mean(minimal[written] / norm[written]))
         put("sink_fit_convex", _convex(a, norm**2))
         means, _ = literal_curve.binned(norm, a, RATE_EDGES)
@@ -82,15 +92,18 @@ def sink_numbers(
 
 
 def sink_labels(result: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Dormant and low-norm heads of one layer, from the means over documents."""
+    """Dormant and low-norm heads of one layer and the parabolas, from the means over documents."""
     rate, ratio, norm = (
         result[name] for name in ("sink_rate", "output_norm_ratio", "output_norm_with_sink")
     )
     below = [[float(x < t) if x == x else math.nan for t in THRESHOLDS] for x in ratio]
     low = literal_cone.lowest_quartile(norm)
+    fits = np.array([_parabola(lengths) for lengths in result["norm_by_sink_rate"]])
     return {
         "dormant_by_rate": np.array([float(x > 0.8) if x == x else math.nan for x in rate]),
         "dormant_by_norm": np.array(below),
+        "sink_fit": fits,
+        "sink_fit_curvature": 2 * fits[:, 2],
         "low_norm": np.array(
             [float(y) if x == x else math.nan for x, y in zip(norm, low, strict=True)]
         ),

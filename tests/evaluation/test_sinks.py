@@ -19,8 +19,10 @@ from tl_geometry import (
     sink_interventions,
     zero_sink_values,
 )
+from tl_geometry.data import bigram_backcopy
 from tl_geometry.evaluation import runs
 from tl_geometry.hooks import attention_sites
+from tl_geometry.models import load_model
 
 FEW = {"progress": False, "max_documents": None, "resamples": 200}
 
@@ -98,6 +100,63 @@ def test_losses_and_geometry_are_those_of_each_document_alone(tiny_model, side):
     for name in ("nll", "delta_perplexity", "group_cone_alignment"):
         assert (ds[f"{name}_low"] <= ds[name] + 1e-9).all()
         assert (ds[name] <= ds[f"{name}_high"] + 1e-9).all()
+
+
+def attention_given(model, ids, edits):
+    """Each layer's mean attention to the first token, read in front of the edits and behind them."""
+    kept = {}
+    hooks = []
+    for place in ("front", "behind"):
+        for site in attention_sites(model):
+
+            def keep(x, hook, at=(place, site.index)):
+                kept[at] = x.detach()[0, :, 1:, 0].mean(-1).numpy()
+
+            hooks.append((site.pattern_hook, keep))
+        if place == "front":
+            hooks += edits
+    with torch.no_grad():
+        model.run_with_hooks(ids[None], fwd_hooks=hooks)
+    return [
+        np.stack([kept[place, site.index] for site in attention_sites(model)])
+        for place in ("front", "behind")
+    ]
+
+
+@pytest.mark.parametrize("heads", [None, [(0, 0), (1, 3)]])
+def test_the_sink_rate_is_the_attention_that_stays_when_values_change(tiny_model, side, heads):
+    """Some values are edited at the pattern, which still is no change of the attention."""
+    tokens, mask, documents = corpus((10, 7, 10), side=side)
+    ds = sink_interventions(tiny_model, (tokens, mask), factor=3.0, heads=heads, **FEW)
+    for name, make in EDITS.items():
+        limits = {} if name == "none" else {"heads": heads}
+        if name == "rescale":
+            edits = rescale_sink_values(tiny_model, 3.0, **limits)
+        elif name == "renormalize":
+            edits = remove_sinks(tiny_model, renormalize=True, **limits)
+        else:
+            edits = make(tiny_model, **limits)
+        found = [attention_given(tiny_model, ids, edits) for ids in documents]
+        front, behind = np.mean(found, 0)
+        expected = behind if name == "renormalize" else front
+        np.testing.assert_allclose(ds.sink_rate.sel(intervention=name), expected, atol=1e-5)
+        if name == "mean":
+            assert np.abs(front - behind).max() > 0.01
+    first = ds.sink_rate.sel(layer=0)
+    for name in ("zero_value", "rescale", "mean"):  # nothing before it changed
+        np.testing.assert_allclose(
+            first.sel(intervention=name), first.sel(intervention="none"), atol=1e-6
+        )
+
+
+def test_sinks_that_attention_tells_are_found_in_front_of_the_edits():
+    toy = load_model("toy")
+    rows = bigram_backcopy(seed=0).sample(3, 40)
+    told = sink_interventions(toy, rows, sink="auto", **FEW)
+    given = sink_interventions(toy, rows, **FEW)
+    for name in ("sink_rate", "output_norm", "cone_tightness", "cone_alignment"):
+        np.testing.assert_allclose(told[name], given[name], atol=2e-5)
+    assert float(told.sink_rate.sel(intervention="zero_value").squeeze()) > 0.5
 
 
 @pytest.mark.bridge

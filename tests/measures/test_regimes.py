@@ -91,6 +91,16 @@ def test_dtypes(dtype):
     check(made.to(dtype))
 
 
+def test_shares_keep_double_precision():
+    made = problem(queries=4, keys=4, available=causal(4)[None], seed=6)
+    for dtype, found in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        regimes = head_regimes(*made.to(dtype).tensors)
+        for name in ("self_share", "sink_share", "other_share", "margin"):
+            assert getattr(regimes, name).dtype == found
+        thirds = 3 * regimes.rows * regimes.self_share
+        assert (thirds - thirds.round()).abs().max() < 10 * torch.finfo(found).eps
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (3, 7), (7, 3)])
 def test_cross_attention_has_no_self(queries, keys):
     made = problem(queries=queries, keys=keys, seed=7)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from views_data.costs import make_token_costs
+from views_data.costs import make_head_costs, make_token_costs
 from views_data.dataset import make_dataset
 from views_data.evaluations import (
     make_downstream,
@@ -172,6 +172,7 @@ EVALUATIONS = [
     make_interventions,
     make_mixing,
     make_token_costs,
+    make_head_costs,
     make_downstream,
 ]
 

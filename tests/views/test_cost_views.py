@@ -8,11 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
-from views_data.costs import make_token_costs
+from views_data.costs import make_head_costs, make_token_costs
 from views_data.dataset import make_dataset
 from views_data.evaluations import make_sparsify
 
-from tl_geometry.views import cost_findings, cost_tables, cost_views
+from tl_geometry.views import cost_findings, cost_tables, cost_views, head_cost_views
 from tl_geometry.views.cost_tables import KINDS, TARGETS
 from tl_geometry.views.report import report_html
 
@@ -83,7 +83,7 @@ def test_lines_end_where_nothing_is_feasible() -> None:
 def test_the_scatter_shows_every_head_and_the_correlation() -> None:
     ds = make_token_costs(heads=True)
     ds.qk_nuclear.values[1, 2] = np.nan
-    figure = cost_views.head_cost_scatter(ds)
+    figure = head_cost_views.head_cost_scatter(ds)
     for trace, name in zip(figure.data, ("qk_nuclear", "vo_nuclear"), strict=True):
         norm, rate = (ds[key].values.ravel() for key in (name, "sink_rate"))
         known = ~np.isnan(norm)
@@ -105,7 +105,7 @@ def test_figures_refuse_other_results() -> None:
     with pytest.raises(TypeError, match=r"ds must be an xarray\.Dataset"):
         inspect.unwrap(cost_findings.token_costs_findings)({})
     with pytest.raises(ValueError, match=r"ds lacks one of .* head_costs"):
-        cost_views.head_cost_scatter(make_dataset())
+        head_cost_views.head_cost_scatter(make_dataset())
 
 
 # Tables and words.
@@ -203,4 +203,48 @@ def test_hostile_names_stay_text() -> None:
     page = report_html(ds)
     assert "window.pwned=1" in page
     assert "<script>window.pwned" not in page
-    assert "<b>" not in str(cost_views.head_cost_scatter(ds).to_json())
+    assert "<b>" not in str(head_cost_views.head_cost_scatter(ds).to_json())
+
+
+# The weights of heads alone.
+
+
+def test_the_weights_of_heads_in_a_table_and_words() -> None:
+    ds = make_head_costs()
+    ds.vo_nuclear.values[1, 2] = np.nan
+    weights, ranks = head_cost_views.head_costs_tables(ds)
+    assert len(weights.rows) == 4
+    words, least, median, greatest, count = weights.rows[-1]
+    values = ds.vo_nuclear.values
+    assert (words, count) == ("W_V W_O, nuclear", "8")
+    for cell, place, expected in (
+        (least, np.nanargmin(values), np.nanmin(values)),
+        (greatest, np.nanargmax(values), np.nanmax(values)),
+    ):
+        layer, head = divmod(int(place), 3)
+        number, _, name = cell.partition(" ")
+        assert name == f"(L{layer}H{head})"
+        assert float(number) == pytest.approx(float(expected), rel=0.01)
+    assert float(median) == pytest.approx(float(np.nanmedian(values)), rel=0.01)
+    assert len(ranks.rows) == 8
+    text = " ".join(head_cost_views.sentences(ds))
+    assert f"The nuclear norm of W_V W_O goes from {least} to {greatest}" in text
+    assert "Over 9 heads, the rank correlation of the sink rate" in text
+    assert [figure.id for figure in head_cost_views.section(ds).figures] == ["costs-heads"]
+
+
+def test_without_a_run_there_are_norms_alone() -> None:
+    ds = make_head_costs(attention=False)
+    section = head_cost_views.section(ds)
+    assert section.figures == ()
+    assert [found.key for found in section.tables] == ["weights"]
+    assert "rank correlation" not in " ".join(head_cost_views.sentences(ds))
+    assert "Norms of the heads" in report_html(ds)
+    with pytest.raises(ValueError, match="ds is a result of token_costs, but this view needs"):
+        head_cost_views.head_costs_tables(make_token_costs())
+
+
+def test_a_page_of_a_run_with_the_costs_of_its_heads() -> None:
+    html = report_html([make_dataset(3, 3), make_head_costs()])
+    assert '<h2 id="head-costs">' in html
+    assert '<h2 id="regimes">' in html

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
-from views_data.costs import make_token_costs
+from views_data.costs import make_head_costs, make_token_costs
 from views_data.dataset import make_dataset
 from views_data.evaluations import (
     FRACTIONS,
@@ -36,6 +36,7 @@ MAKERS: dict[str, Callable[[], xr.Dataset]] = {
     "sink_interventions": make_interventions,
     "pattern_mixing": make_mixing,
     "token_costs": make_token_costs,
+    "head_costs": make_head_costs,
     "downstream": make_downstream,
 }
 FIGURES: dict[str, Callable[[xr.Dataset], go.Figure]] = {
@@ -106,7 +107,7 @@ def test_provenance_knows_every_setting(name: str) -> None:
     assert dict(found["Method"])["Experiment"] == name
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_json_and_refuse_other_results(name: str) -> None:
     json.loads(FIGURES[name](MAKERS[name]()).to_json(), parse_constant=pytest.fail)
     other = next(key for key in MAKERS if key != name)

@@ -3,9 +3,12 @@ import json
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import xarray as xr
 from views_data.dataset import make_dataset
 
 from tl_geometry import views
+from tl_geometry.views.report import report_html
+from tl_geometry.views.switch_section import smoothing_section
 
 
 def lines(figure: go.Figure) -> dict[str, go.Scatter]:
@@ -58,3 +61,35 @@ def test_what_was_not_measured_is_named() -> None:
         views.token_similarity_profile(ds.drop_vars("similarity_in"))
     with pytest.raises(ValueError, match="ds holds no 'halfspace_origin_margin' per layer"):
         views.halfspace_profile(ds.drop_vars("halfspace_origin_margin"))
+
+
+def with_costs(ds: xr.Dataset) -> xr.Dataset:
+    """Costs that differ in every layer, target and norm; none in layer 2."""
+    cost = 1 + np.arange(ds.sizes["layer"] * 4.0).reshape(-1, 2, 2)
+    cost[2] = np.nan
+    dims = ("layer", "target", "norm")
+    coords = {"target": ["sink", "diagonal"], "norm": ["frobenius", "nuclear"]}
+    held = {"representation_cost": (dims, cost), "representation_cost_se": (dims, cost / 10)}
+    return ds.assign_coords(coords).assign(held)
+
+
+def test_costs_are_drawn_by_target_and_norm() -> None:
+    ds = with_costs(make_dataset(5, 2))
+    drawn = lines(views.representation_cost_profile(ds))
+    assert list(drawn) == [
+        "sink, nuclear", "sink, Frobenius", "diagonal, nuclear", "diagonal, Frobenius",
+    ]  # fmt: skip
+    for name, trace in drawn.items():
+        target, norm = name.lower().split(", ")
+        values = ds.representation_cost.sel(target=target, norm=norm).values
+        np.testing.assert_allclose(np.array(trace.y, float), values, atol=1e-3)
+        assert trace.y[2] is None
+    section = smoothing_section(ds)
+    (figure,) = [each for each in section.figures if each.id == "smoothing-costs"]
+    ratio = ds.representation_cost.sel(target="diagonal") / ds.representation_cost.sel(
+        target="sink"
+    )
+    assert f"from {float(ratio.min()):.2f} to {float(ratio.max()):.2f}" in figure.label
+    assert "smoothing-costs" in report_html(ds)
+    with pytest.raises(ValueError, match="ds holds no 'representation_cost' per"):
+        views.representation_cost_profile(make_dataset())

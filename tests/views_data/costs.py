@@ -71,6 +71,18 @@ def make_token_costs(
     return ds.merge(_heads(rng, layers)) if heads else ds
 
 
+def make_head_costs(
+    *, attention: bool = True, layers: Sequence[object] = (0, 1, 2), seed: int = 0
+) -> xr.Dataset:
+    """Norms of three heads in each layer, with or without how they attend."""
+    ds = _heads(np.random.default_rng(seed), layers)
+    if not attention:
+        ds = ds[["qk_frobenius", "qk_nuclear", "vo_frobenius", "vo_nuclear"]]
+    settings = {"resamples": 2000, "confidence": 0.95, "seed": 0} if attention else {}
+    ds.attrs = _attributes("head_costs", 6, **settings)
+    return ds
+
+
 def _heads(rng: np.random.Generator, layers: Sequence[object]) -> xr.Dataset:
     """Norms, attention and made-up correlations of three heads in each layer."""
     shape, dims = (len(layers), 3), ("layer", "head")

@@ -107,7 +107,7 @@ def _weight_edit(
         else:
             goal, told = _goal(target, sink, available, wide)
         heads = layer.target.head_mask(pattern.device)[:, None, None]
-        return torch.where(told & heads, torch.lerp(wide, goal.to(wide).expand_as(wide), t), wide)
+        return torch.where(told & heads, torch.lerp(wide, goal.expand_as(wide), t), wide)
 
     return edit
 
@@ -121,10 +121,12 @@ def _z_edit(
             raise RuntimeError(f"{layer.ablation}: hook_v did not fire before hook_z")
         batch, n_query, n_heads, _ = z.shape
         available = layer.available(batch, n_query, v.shape[1], z.device)
-        shape_only = torch.empty((), device=z.device).expand(batch, 1, n_query, v.shape[1])
-        goal, told = _goal(target, sink, available, shape_only)
         wide = z if z.dtype == torch.float64 else z.float()
-        mixed = torch.einsum("bqk,bkgd->bqgd", goal[:, 0].to(wide), v.to(wide))
+        shape_only = torch.empty((), dtype=wide.dtype, device=z.device).expand(
+            batch, 1, n_query, v.shape[1]
+        )
+        goal, told = _goal(target, sink, available, shape_only)
+        mixed = torch.einsum("bqk,bkgd->bqgd", goal[:, 0], v.to(wide))
         mixed = mixed.repeat_interleave(n_heads // v.shape[2], 2)
         place = told[:, 0, :, :, None] & layer.target.head_mask(z.device)[:, None]
         return torch.where(place, torch.lerp(wide, mixed, t), wide)
@@ -148,7 +150,7 @@ def _goal(
     else:
         chosen = available & sink(available, pattern).unsqueeze(-2)
     count = chosen.sum(-1, keepdim=True)
-    return chosen / count.clamp(min=1), count > 0
+    return chosen.to(pattern) / count.clamp(min=1), count > 0
 
 
 def _permuted(

@@ -4,6 +4,7 @@ from tl_geometry.analysis.accumulator import Accumulator, Variable
 from tl_geometry.analysis.analyze import analyze
 from tl_geometry.analysis.compare import Comparison, compare
 from tl_geometry.analysis.contributions import Contributions
+from tl_geometry.analysis.costs import Costs
 from tl_geometry.analysis.head_costs import head_costs
 from tl_geometry.analysis.probe import Probe
 from tl_geometry.analysis.prompt import prompt_contributions
@@ -19,6 +20,7 @@ __all__ = [
     "Accumulator",
     "Comparison",
     "Contributions",
+    "Costs",
     "Probe",
     "Regimes",
     "Separability",

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tl_geometry.analysis.accumulator import Accumulator
 from tl_geometry.analysis.contributions import Contributions
+from tl_geometry.analysis.costs import Costs
 from tl_geometry.analysis.regimes import Regimes
 from tl_geometry.analysis.separability import Separability
 from tl_geometry.analysis.sinks import Sinks
@@ -26,8 +27,9 @@ MeasureName: TypeAlias = Literal[
     "smoothing",
     "value_halfspace",
     "halfspace",
+    "costs",
 ]
-"""Measures that go by a name; the last two are the costly forms of the two before them."""
+"""Measures that go by a name; the last three are costly, two of them forms of the two before."""
 
 QUERIES = 64
 
@@ -50,6 +52,7 @@ _NAMED: dict[str, Callable[[Options], Accumulator]] = {
     "smoothing": lambda _: Smoothing(),
     "value_halfspace": lambda o: Switches(halfspace=True, seed=o.seed),
     "halfspace": lambda o: Smoothing(halfspace=True, seed=o.seed),
+    "costs": lambda _: Costs(),
 }
 
 

@@ -88,6 +88,8 @@ def head_costs(
     }
     coords = {"layer": [site.layer for site in sites], "head": np.arange(table.shape[2])}
     attrs = model_provenance(model, weight_processing(model, every))
+    options = {"resamples": resamples, "confidence": confidence, "seed": seed}
+    attrs["settings"] = {"evaluation": "head_costs", **(options if ds is not None else {})}
     found = xr.Dataset(data, coords=coords, attrs=attrs)
     if ds is None:
         return found

@@ -20,7 +20,7 @@ from tl_geometry.hooks.capture import capture_hooks
 from tl_geometry.hooks.dropout import active_dropout
 from tl_geometry.measures.halfspace import FEASIBLE_ABOVE
 
-__all__ = ["LayerTokens", "check_runnable", "read_layer", "vocabulary_rows"]
+__all__ = ["LayerTokens", "check_runnable", "distinct_tokens", "read_layer", "vocabulary_rows"]
 
 _BLOCK = 512  # rows of distances at a time
 
@@ -101,7 +101,7 @@ def read_layer(model: Any, site: AttentionSite, stream: BatchStream) -> LayerTok
             f"layer {site.layer} reads NaN or infinite values: look at the weights and the input, or try "
             "a wider dtype"
         )
-    return _distinct(x)
+    return distinct_tokens(x)
 
 
 def _keep(
@@ -117,7 +117,12 @@ def _keep(
     windows.update((number, x[real]) for number, x, real in rows)
 
 
-def _distinct(x: Float[Tensor, "pos d_model"]) -> LayerTokens:
+def distinct_tokens(x: Float[Tensor, "pos d_model"]) -> LayerTokens:
+    """Tokens without those that an earlier one equals, to within 2^-20 of the longest.
+
+    >>> distinct_tokens(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])).repeated
+    1
+    """
     near = FEASIBLE_ABOVE * float(x.norm(dim=-1).max())
     repeated = torch.zeros(len(x), dtype=torch.bool)
     for start in range(0, len(x), _BLOCK):

@@ -132,6 +132,9 @@ class Sinks(Accumulator):
             "share of rows",
             _CW,
         ),
+        "minimal_norm": Variable(
+            "length of the output at the optimum, mean over later queries", "residual stream", _CW
+        ),
         "minimal_norm_ratio": Variable(
             "length of the output at the optimum over its length", "1", _CW
         ),
@@ -154,6 +157,7 @@ class Sinks(Accumulator):
         "sink_rate_bin": [round((k + 0.5) / ATTENTION_BINS, 3) for k in range(ATTENTION_BINS)],
         "gap_bin": [round(2 * (k + 0.5) / GAP_BINS - 1, 3) for k in range(GAP_BINS)],
         "norm_threshold": NORM_THRESHOLDS,
+        "power": [0, 1, 2],
     }
 
     def __init__(self, epsilon: float = 0.3, tail_queries: int = 8) -> None:
@@ -186,10 +190,16 @@ class Sinks(Accumulator):
         return found | _outputs(geometry, split) | _curves(geometry, split)
 
     def derived(self, found: Mapping[str, Tensor]) -> dict[str, tuple[Variable, Any]]:
-        """Which heads are dormant or write little, from the means over documents: 1, 0, or NaN where unknown."""
+        """Which heads are dormant or write little, and their parabolas, from the means over documents.
+
+        A flag is 1, 0, or NaN where it is unknown.
+        """
         rate, ratio, norm = (
             found[name] for name in ("sink_rate", "output_norm_ratio", "output_norm_with_sink")
         )
+        lengths = found["norm_by_sink_rate"]
+        places = lengths.new_tensor(self.coords["sink_rate_bin"]).expand(lengths.shape)
+        fit = fit_quadratic(places, lengths.square(), ~lengths.isnan())
         thresholds = torch.tensor(NORM_THRESHOLDS, dtype=ratio.dtype, device=ratio.device)
         return {
             "dormant_by_rate": (
@@ -204,6 +214,20 @@ class Sinks(Accumulator):
                     ("norm_threshold",),
                 ),
                 _flag(ratio[..., None] < thresholds, ratio[..., None]),
+            ),
+            "sink_fit": (
+                Variable(
+                    "c_0, c_1, c_2 of the parabola c_0 + c_1 a + c_2 a^2 through the squares of norm_by_sink_rate; "
+                    "NaN with fewer than three bins",
+                    "1",
+                    _CW,
+                    ("power",),
+                ),
+                fit,
+            ),
+            "sink_fit_curvature": (
+                Variable("curvature of that parabola, 2 c_2", "1", _CW),
+                2 * fit[..., 2],
             ),
             "low_norm": (
                 Variable("whether the output norm is in its layer's lowest quartile", "", _CW),
@@ -258,12 +282,14 @@ def _curves(geometry: AttentionGeometry, split: SinkSplit) -> Measured:
     by_rate, _ = bin_means(relative, attention, split.in_plane, (0, 1), ATTENTION_BINS)
     _, gaps = bin_means(gap, gap, known, (-1, 1), GAP_BINS)
     bend = fit_quadratic(widened(attention), widened(relative).square(), split.in_plane)[..., 2]
+    minimal = masked_mean(curve.minimal_norm, split.in_plane & ~curve.minimal_norm.isnan())
     return {
         "sink_optimum": masked_mean(optimum, known),
         "sink_optimum_gap": masked_mean(gap, known),
         "sink_optimum_inside": masked_mean(inside.to(gap.dtype), known),
         "sink_below_optimum": masked_mean((gap < 0).to(gap.dtype), known),
         "minimal_norm_ratio": masked_mean(shortening, written),
+        "minimal_norm": scale(minimal, geometry.frame.exponent),
         "sink_fit_convex": _flag(bend > 0, bend),
         "norm_by_sink_rate": by_rate,
         "optimum_gap_histogram": gaps,

@@ -85,7 +85,7 @@ def analyze(
     measures: Annotated[
         str | None,
         typer.Option(
-            help="Only these, e.g. contributions,sinks,halfspace; default: the cheap ones."
+            help="Only these, e.g. contributions,sinks,halfspace,costs; default: the cheap ones."
         ),
     ] = None,
     top_n: Annotated[

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Bool
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -20,9 +22,11 @@ from tl_geometry.evaluation.prefix import forward_logits
 from tl_geometry.evaluation.runs import Factory, on_device
 from tl_geometry.evaluation.statistics import Bootstrap
 from tl_geometry.evaluation.variables import with_interval
+from tl_geometry.hooks.entries import FwdHook, hook_entries
+from tl_geometry.hooks.sites import AttentionSite
 from tl_geometry.measures.cone import alignments, axis_length, cone_axis, lowest_quartile
 from tl_geometry.measures.geometry import AttentionGeometry
-from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.masks import SinkRule, resolve_sinks
 from tl_geometry.measures.scaling import scale
 from tl_geometry.measures.sink_split import split_outputs
 from tl_geometry.measures.sinks import masked_mean
@@ -34,15 +38,35 @@ _MINUS = ", minus that of the model as it is"
 
 
 class _PerDocument(Accumulator):
-    """Keeps a few numbers per document, layer and head."""
+    """Keeps a few numbers per document, layer and head.
 
-    def __init__(self) -> None:
+    An edit of values may be made at the pattern, so the attention that the model gives is read in
+    front of it, and so are the sinks where it is the attention that tells them.
+    """
+
+    def __init__(self, sink: SinkRule, *, removes_attention: bool) -> None:
         super().__init__()
+        self.sink, self.removes_attention = sink, removes_attention
+        self.given: dict[int, Tensor] = {}
         self.kept: dict[str, dict[int, list[Tensor]]] = {}
+
+    def hooks(self, model: Any, sites: Sequence[AttentionSite]) -> list[FwdHook]:
+        """Forward hooks that read the attention in front of the edits."""
+        return hook_entries(model, {s.pattern_hook: partial(self._give, s.index) for s in sites})
+
+    def _give(self, layer: int, pattern: Tensor, hook: Any) -> None:  # noqa: ARG002
+        self.given[layer] = pattern.detach()
 
     def update(self, layer: int, geometry: AttentionGeometry) -> None:
         """Take in one layer of one batch."""
-        for name, values in self.measure(geometry).items():
+        pattern = self.given.pop(layer).to(geometry.dtype).masked_fill(~geometry.available, 0)
+        if isinstance(self.sink, str) and self.sink == "auto":
+            geometry = _with_sinks(geometry, resolve_sinks("auto", geometry.available, pattern))
+        found = dict(self.measure(geometry))
+        if not self.removes_attention:
+            rate = geometry.sink_columns(pattern).sum(-1)
+            found["sink_rate"] = masked_mean(rate, geometry.sink_rows)
+        for name, values in found.items():
             self.kept.setdefault(name, {}).setdefault(layer, []).append(values.double().cpu())
 
     def measure(self, geometry: AttentionGeometry) -> Measured:
@@ -56,6 +80,24 @@ class _PerDocument(Accumulator):
             "cone_tightness": axis_length(axis),
             "sink_rate": masked_mean(geometry.sink_attention, geometry.sink_rows),
         }
+
+
+def _with_sinks(
+    geometry: AttentionGeometry, sinks: Bool[Tensor, "batch head key"]
+) -> AttentionGeometry:
+    return AttentionGeometry(
+        geometry.pattern,
+        geometry.v,
+        geometry.W_O,
+        available=geometry.available,
+        sink=sinks,
+        cross=geometry.cross,
+        causal=geometry.causal,
+        frame=geometry.frame,
+        masked=True,
+        layer=geometry.layer,
+        documents=geometry.documents,
+    )
 
 
 _WORDS = {
@@ -115,21 +157,21 @@ def _read(
     by_name: dict[str, list[NDArray[np.float64]]] = {}
     total = len(factories) * len(documents.batches)
     with torch.no_grad(), tqdm(total=total, unit=" runs", disable=not progress) as bar:
-        for make in factories.values():
-            keeper = _PerDocument()
+        for name, make in factories.items():
+            keeper = _PerDocument(sink, removes_attention=name == "renormalize")
             probe = Probe(model, [keeper], sink=sink)
-            device = probe.sites[0].device
+            before, device = keeper.hooks(model, probe.sites), probe.sites[0].device
             for batch in documents.batches:
                 on = on_device(batch, device)
                 hooks = probe.hooks(attention_mask=on.attention_mask, documents=on.documents)
-                forward_logits(model, on, [*make(on), *hooks])
+                forward_logits(model, on, [*before, *make(on), *hooks])
                 bar.update()
             probe.check()
             order = np.argsort(np.concatenate([batch.documents for batch in documents.batches]))
             n_heads = max(site.n_heads for site in probe.sites)
-            for name, layers in keeper.kept.items():
+            for variable, layers in keeper.kept.items():
                 stacked = [_padded(torch.cat(layers[i]).numpy(), n_heads) for i in sorted(layers)]
-                by_name.setdefault(name, []).append(np.stack(stacked, 1)[order])
+                by_name.setdefault(variable, []).append(np.stack(stacked, 1)[order])
     return probe, {name: np.stack(found) for name, found in by_name.items()}
 
 

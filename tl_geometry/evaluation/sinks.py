@@ -80,7 +80,8 @@ def sink_interventions(
     Returns:
         Over ``intervention`` (with ``"none"``): ``nll``, ``perplexity``, ``delta_nll``,
         ``delta_perplexity``; over ``intervention layer head``: ``output_norm``, ``cone_alignment``,
-        ``cone_tightness``, ``sink_rate``, means over documents; over ``intervention group``:
+        ``cone_tightness``, ``sink_rate`` (the attention that the edited model gives, whatever becomes
+        of the values), means over documents; over ``intervention group``:
         ``group_output_norm`` (relative to the model as it is), ``group_cone_alignment`` and
         ``delta_group_cone_alignment`` (minus that of the model as it is, on the same documents);
         ``low_norm`` over ``layer head``. Intervals end in ``_low`` and ``_high``.

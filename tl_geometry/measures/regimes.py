@@ -20,7 +20,7 @@ from torch import Tensor
 from tl_geometry.arguments import one_of
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.scaling import full_precision, power_of_two, scale
+from tl_geometry.measures.scaling import full_precision, power_of_two, scale, work_dtype
 
 Space: TypeAlias = Literal["head", "model"]
 Queries: TypeAlias = Literal["all", "last"]
@@ -136,7 +136,7 @@ def head_regimes(
     )
     counts = category_counts(winners.category).sum(0)
     rows = counts.sum(-1)
-    shares = counts / torch.where(rows > 0, rows, torch.nan)[:, None]
+    shares = counts.to(work_dtype(pattern, v)) / torch.where(rows > 0, rows, torch.nan)[:, None]
     top = shares.topk(2, dim=-1).values
     return HeadRegimes(
         labels=regime_labels(counts),

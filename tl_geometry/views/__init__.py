@@ -4,7 +4,7 @@
 HTML. The plotly figures of a result are in `tl_geometry.views.figures` and
 `tl_geometry.views.curves`, the report is in `tl_geometry.views.report`. How sinks work is shown by
 `norm_against_sink_rate`, `optimum_gaps`, `sink_cosines`, `off_rates`, `off_and_on`, `bos_cosines`,
-`token_similarity_profile` and `halfspace_profile`, and judged by `suppression_findings`,
+`token_similarity_profile`, `halfspace_profile` and `representation_cost_profile`, and judged by `suppression_findings`,
 `switch_findings` and `smoothing_findings`. An evaluation has figures (`faithfulness_curves`,
 `sparsification_curves`, `sensitivity_map`, `sink_intervention_map`, `mixing_curves`, `cost_curves`,
 `head_cost_scatter`, `downstream_accuracies`), tables (`evaluation_tables`) and verdicts
@@ -25,16 +25,21 @@ from tl_geometry.views.switch_claims import switch_findings
 
 if TYPE_CHECKING:
     from tl_geometry.views.angles import bos_cosines, sink_cosines
-    from tl_geometry.views.cost_views import cost_curves, head_cost_scatter
+    from tl_geometry.views.cost_views import cost_curves
     from tl_geometry.views.curves import certificate_envelope
     from tl_geometry.views.downstream_views import downstream_accuracies
     from tl_geometry.views.evaluations import evaluation_findings, evaluation_tables
     from tl_geometry.views.faithfulness_views import faithfulness_curves
+    from tl_geometry.views.head_cost_views import head_cost_scatter
     from tl_geometry.views.mixing_views import mixing_curves
     from tl_geometry.views.sensitivity_views import sensitivity_map
     from tl_geometry.views.sink_curves import norm_against_sink_rate, optimum_gaps
     from tl_geometry.views.sink_views import sink_intervention_map
-    from tl_geometry.views.smoothing_curves import halfspace_profile, token_similarity_profile
+    from tl_geometry.views.smoothing_curves import (
+        halfspace_profile,
+        representation_cost_profile,
+        token_similarity_profile,
+    )
     from tl_geometry.views.sparsify_views import sparsification_curves
     from tl_geometry.views.switch_curves import off_and_on, off_rates
 
@@ -58,6 +63,7 @@ __all__ = [
     "off_rates",
     "optimum_gaps",
     "regimes",
+    "representation_cost_profile",
     "sensitivity_map",
     "separability",
     "separability_findings",
@@ -81,12 +87,13 @@ _LATER = {
     "evaluation_tables": "evaluations",
     "faithfulness_curves": "faithfulness_views",
     "halfspace_profile": "smoothing_curves",
-    "head_cost_scatter": "cost_views",
+    "head_cost_scatter": "head_cost_views",
     "mixing_curves": "mixing_views",
     "norm_against_sink_rate": "sink_curves",
     "off_and_on": "switch_curves",
     "off_rates": "switch_curves",
     "optimum_gaps": "sink_curves",
+    "representation_cost_profile": "smoothing_curves",
     "sensitivity_map": "sensitivity_views",
     "sink_cosines": "angles",
     "sink_intervention_map": "sink_views",

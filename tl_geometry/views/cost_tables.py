@@ -12,6 +12,7 @@ from tl_geometry.views.estimates import (
     percent,
     require_evaluation,
 )
+from tl_geometry.views.head_cost_views import correlation_sentences, correlations
 from tl_geometry.views.results import number
 from tl_geometry.views.summary import Table
 
@@ -21,13 +22,6 @@ KINDS = {
     "model": "the model's own tokens",
 }
 TARGETS = {"sink": "sink", "diagonal": "diagonal"}
-WEIGHTS = {
-    "qk_frobenius": "W_Q W_K^T, Frobenius",
-    "qk_nuclear": "W_Q W_K^T, nuclear",
-    "vo_frobenius": "W_V W_O, Frobenius",
-    "vo_nuclear": "W_V W_O, nuclear",
-}
-_ATTENTION = {"sink_rate": "sink rate", "diagonal_attention": "attention to itself"}
 
 
 def norms(ds: xr.Dataset) -> list[str]:
@@ -69,7 +63,7 @@ def token_costs_tables(ds: xr.Dataset) -> list[Table]:
     """
     require_evaluation(ds, "token_costs")
     tables = [_exponents(ds), _costs(ds)]
-    return [*tables, _correlations(ds)] if "spearman" in ds else tables
+    return [*tables, *correlations(ds)]
 
 
 def _exponents(ds: xr.Dataset) -> Table:
@@ -137,29 +131,6 @@ def infeasible(ds: xr.Dataset, kind: str, norm: str, place: int) -> str:
     return listed([f"{target} in {percent(s)}" for target, s in shares.items() if s > 0])
 
 
-def _correlations(ds: xr.Dataset) -> Table:
-    rows = [
-        (
-            WEIGHTS[cost],
-            words,
-            estimates(ds, "spearman", cost=cost, attention=attention).text(),
-            number(int(ds["heads"].sel(attention=attention)), 0),
-        )
-        for attention, words in _ATTENTION.items()
-        if attention in ds["attention"].values
-        for cost in WEIGHTS
-    ]
-    return Table(
-        "head_costs",
-        "The norms of the heads' weights against how they attend",
-        ("norm of", "attention", "rank correlation", "heads"),
-        tuple(rows),
-        (False, False, True, True),
-        "Spearman's rank correlation over heads, with 95 % of a bootstrap over them. It says what goes "
-        "together, not what causes what.",
-    )
-
-
 def sentences(ds: xr.Dataset) -> list[str]:
     """What the run found."""
     last = lengths(ds)[-1]
@@ -178,7 +149,7 @@ def sentences(ds: xr.Dataset) -> list[str]:
         found.append(
             f"With {last} of them, the diagonal's cost over the sink's is {listed(parts)}."
         )
-    return [*found, *_turned(ds), *_impossible(ds), *_heads(ds)]
+    return [*found, *_turned(ds), *_impossible(ds), *correlation_sentences(ds)]
 
 
 def _turned(ds: xr.Dataset) -> list[str]:
@@ -212,19 +183,6 @@ def _impossible(ds: xr.Dataset) -> list[str]:
             if at:
                 found.append(f"On {words} no W represents the {target} in {listed(at)}.")
     return found
-
-
-def _heads(ds: xr.Dataset) -> list[str]:
-    if "spearman" not in ds or "sink_rate" not in ds["attention"].values:
-        return []
-    parts = [
-        f"{estimates(ds, 'spearman', cost=cost, attention='sink_rate').text()} for {words}"
-        for cost, words in (("qk_nuclear", "W_Q W_K^T"), ("vo_nuclear", "W_V W_O"))
-    ]
-    return [
-        f"Over {number(int(ds['heads'].sel(attention='sink_rate')), 0)} heads, the rank correlation of the sink "
-        f"rate with the nuclear norm is {listed(parts)}."
-    ]
 
 
 def norm_name(norm: str) -> str:

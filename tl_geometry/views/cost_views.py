@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_geometry.views import results, style
 from tl_geometry.views.cost_findings import token_costs_findings
 from tl_geometry.views.cost_tables import (
     KINDS,
@@ -22,19 +18,16 @@ from tl_geometry.views.cost_tables import (
 )
 from tl_geometry.views.drawings import drawing
 from tl_geometry.views.estimates import estimates, require_evaluation
+from tl_geometry.views.head_cost_views import head_cost_scatter, head_drawings, logarithmic
 from tl_geometry.views.maps import SD
-from tl_geometry.views.page import rounded
 from tl_geometry.views.parts import Figure, Section
-from tl_geometry.views.results import number, significant
 from tl_geometry.views.traces import (
     PANEL_TITLES,
     Series,
     band,
-    decades,
     graded,
     line,
     panels,
-    unit_axis,
 )
 
 __all__ = [
@@ -50,7 +43,6 @@ _COLOURS = {"orthonormal": "#6b727c", "random": "#a9640a", "model": "#123f80"}
 _STYLES = {"sink": ("solid", "circle"), "diagonal": ("dash", "square")}
 _NAMES = {"orthonormal": "orthonormal", "random": "random", "model": "the model's"}
 _LEGEND = 150  # pixels of six lines and the title of the axis
-_PAID = {"qk_nuclear": "W_Q W_K^T", "vo_nuclear": "W_V W_O"}
 _INTRODUCTION = (
     "A head that has nothing to say can look at a sink or at its own token. The cost is the norm of the "
     "smallest W whose scores x_i^T W x_j put that key ahead of all others by a margin of 1. The nuclear norm is "
@@ -60,10 +52,6 @@ _INTRODUCTION = (
 _CURVES = (
     "Both axes are logarithmic, so that a power of T is a straight line; its exponent stands in the legend. Bands: "
     "from the least to the greatest of the samples. A line ends where no W will do. The model's: its own tokens."
-)
-_SCATTER = (
-    "Each mark is a head: across the nuclear norm of its weights (logarithmic), upwards the mean share of "
-    "attention that it gives to the sink. Hover for the name."
 )
 
 
@@ -97,7 +85,7 @@ def cost_curves(ds: xr.Dataset) -> go.Figure:
         place = {"x": left, "y": -0.17, "yanchor": "top", "font": {"size": 12}}
         figure.update_layout({f"legend{column if column > 1 else ''}": place})
     figure.update_xaxes(graded("T, number of tokens", sizes) | {"type": "log"})
-    figure.update_yaxes(_logarithmic(figure, "y") | {"title": {"text": "cost", "standoff": 4}})
+    figure.update_yaxes(logarithmic(figure, "y") | {"title": {"text": "cost", "standoff": 4}})
     figure.update_layout(margin={"b": 52 + _LEGEND})
     return figure
 
@@ -113,69 +101,6 @@ def _curves(ds: xr.Dataset, norm: str, sizes: list[int]) -> list[go.Scatter]:
             bands.append(band(series, sizes, found, digits=6))
             lines.append(line(series, sizes, found, labels, f": exponent {power}", digits=6))
     return [*bands, *lines]
-
-
-def _logarithmic(figure: go.Figure, direction: str) -> dict[str, Any]:
-    """A logarithmic axis over what the traces span."""
-    shown = [x for trace in figure.data for x in trace[direction] or () if x is not None and x > 0]
-    low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
-    return {"type": "log"} | decades(low / 1.5, high * 1.5)
-
-
-def head_cost_scatter(ds: xr.Dataset) -> go.Figure:
-    """Nuclear norm of each head's W_Q W_K^T and W_V W_O against its sink rate.
-
-    Example:
-        >>> head_cost_scatter(head_costs(model, analyze(model, texts))).show()  # doctest: +SKIP
-
-    The titles name Spearman's rank correlation over heads with its interval.
-
-    Args:
-        ds: A result of `head_costs` with a run, or of `token_costs` with one.
-
-    Raises:
-        TypeError: when `ds` is no Dataset.
-        ValueError: when `ds` holds no norms or no sink rate.
-    """
-    results.check_result(ds)
-    needed = ("sink_rate", *_PAID)
-    if not results.measured(ds, *needed):
-        raise ValueError(
-            f"ds lacks one of {needed} per layer and head: give head_costs(model, ds) of a run with sinks"
-        )
-    correlations = {
-        name: estimates(ds, "spearman", cost=name, attention="sink_rate").text() for name in _PAID
-    }
-    figure = panels(
-        [f"{words}: rank correlation {correlations[name]}" for name, words in _PAID.items()],
-        title="What heads pay, and how they attend",
-        width=860,
-        height=460,
-        shared=False,
-    )
-    rate, names = results.values(ds, "sink_rate"), np.array(results.head_names(ds))
-    for column, name in enumerate(_PAID, 1):
-        norm = results.values(ds, name)
-        known = np.isfinite(rate) & (norm > 0)
-        heads = zip(names[known], norm[known], rate[known], strict=True)
-        marks = go.Scatter(
-            x=rounded(norm[known], 6),
-            y=rounded(rate[known], 6),
-            mode="markers",
-            marker={"color": "#123f80", "size": 6, "opacity": 0.7},
-            hovertext=[
-                f"{style.text(str(head))}: norm {significant(float(x))}, sink rate {number(float(y))}"
-                for head, x, y in heads
-            ],
-            hoverinfo="text",
-            showlegend=False,
-        )
-        figure.add_trace(marks, row=1, col=column)
-    figure.update_xaxes(
-        _logarithmic(figure, "x") | {"title": {"text": "nuclear norm", "standoff": 6}}
-    )
-    figure.update_yaxes(unit_axis("sink rate"))
-    return figure
 
 
 def section(ds: xr.Dataset) -> Section:
@@ -195,7 +120,7 @@ def section(ds: xr.Dataset) -> Section:
 def _drawings(ds: xr.Dataset) -> list[Figure]:
     last = {norm: estimates(ds, "cost_ratio", tokens="model", norm=norm) for norm in norms(ds)}
     ratios = "; ".join(f"{norm} norm {ratio.text(-1)}" for norm, ratio in last.items())
-    found = [
+    return [
         drawing(
             "costs-curves",
             cost_curves(ds),
@@ -206,20 +131,6 @@ def _drawings(ds: xr.Dataset) -> list[Figure]:
             source=SD,
             above=PANEL_TITLES,
             least=820,
-        )
+        ),
+        *head_drawings(ds),
     ]
-    if results.measured(ds, "sink_rate", *_PAID):
-        found.append(
-            drawing(
-                "costs-heads",
-                head_cost_scatter(ds),
-                title="What the heads pay, and how they attend",
-                label="Nuclear norms of every head's weights against its sink rate; the rank correlations stand "
-                "in the table",
-                reading=_SCATTER,
-                source=SD,
-                above=PANEL_TITLES,
-                least=560,
-            )
-        )
-    return found

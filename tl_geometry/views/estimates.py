@@ -19,6 +19,7 @@ EVALUATIONS = (
     "sink_interventions",
     "pattern_mixing",
     "token_costs",
+    "head_costs",
     "downstream",
 )
 

@@ -14,6 +14,7 @@ from tl_geometry.views import (
     downstream_views,
     faithfulness_tables,
     faithfulness_views,
+    head_cost_views,
     mixing_tables,
     mixing_views,
     order,
@@ -88,6 +89,12 @@ _SHOWN = {
         cost_views.section,
         cost_findings.token_costs_findings,
     ),
+    "head_costs": _Shown(
+        "Costs of the heads' weights",
+        head_cost_views.head_costs_tables,
+        head_cost_views.sentences,
+        head_cost_views.section,
+    ),
     "downstream": _Shown(
         "Downstream accuracy",
         downstream_views.downstream_tables,
@@ -106,7 +113,7 @@ def evaluation_tables(ds: xr.Dataset) -> list[Table]:
 
     Args:
         ds: A result of `faithfulness`, `sparsify`, `head_sensitivity`, `sink_interventions`,
-            `pattern_mixing`, `token_costs` or `downstream`.
+            `pattern_mixing`, `token_costs`, `head_costs` or `downstream`.
 
     Raises:
         ValueError: when `ds` is no result of an evaluation.

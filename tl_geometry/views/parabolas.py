@@ -45,6 +45,11 @@ class Parabola:
         return float(place) if self.low < place < self.high else np.nan
 
     @property
+    def curvature(self) -> float:
+        """Its second derivative, in squared mean lengths."""
+        return float(2 * self.coefficients[2])
+
+    @property
     def inside(self) -> str:
         """Whether it is lowest strictly inside its bins: falling at the first and rising at the last of them."""
         low, high = self.slopes.low, self.slopes.high

@@ -139,11 +139,13 @@ def _lowest(ds: xr.Dataset) -> tuple[str, str]:
     single = parabolas.head_parabolas(ds)
     inside = sum(bool(np.isfinite(parabola.lowest)) for parabola in single)
     marks = [parabola.inside for parabola in single]
+    median = float(np.median([parabola.curvature for parabola in single])) if single else np.nan
     return curve.inside, (
         "The parabola through the squared mean |o| of all heads in bins of the sink rate, from "
-        f"{number(curve.low)} to {number(curve.high)}, is {where}: its slope is {first} in the first bin, where "
-        f"it should be negative, and {last} in the last, where it should be positive ({curve.inside}). That of "
-        f"a single head is lowest strictly inside in {inside} of {counted(len(single))}, in "
+        f"{number(curve.low)} to {number(curve.high)}, has the curvature {number(curve.curvature)} (in squares of "
+        f"a head's mean length; {number(median)} in the median head) and is {where}: its slope is {first} in "
+        f"the first bin, where it should be negative, and {last} in the last, where it should be positive "
+        f"({curve.inside}). That of a single head is lowest strictly inside in {inside} of {counted(len(single))}, in "
         f"{marks.count(SHOWN)} of them by more than two standard errors of both slopes, at an end by as much in "
         f"{marks.count(REVERSED)}."
     )

@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import results
+from tl_geometry.views.averages import estimate
 from tl_geometry.views.profiles import over_layers, profile, shade
 from tl_geometry.views.traces import Series
 
@@ -20,6 +21,14 @@ _MARGINS = (
     Series("halfspace_origin_margin_random", "(a) random", "#6b90bd", "dot", "circle-open"),
     Series("halfspace_sink_margin", "(b) first token", "#a9640a", "solid", "square"),
     Series("halfspace_sink_margin_random", "(b) random", "#cf9a55", "dot", "square-open"),
+)
+
+COST = "representation_cost"
+_COSTS = (
+    Series("sink nuclear", "sink, nuclear", "#123f80", "solid", "circle"),
+    Series("sink frobenius", "sink, Frobenius", "#6b90bd", "dot", "circle-open"),
+    Series("diagonal nuclear", "diagonal, nuclear", "#a9640a", "solid", "square"),
+    Series("diagonal frobenius", "diagonal, Frobenius", "#cf9a55", "dot", "square-open"),
 )
 
 
@@ -62,3 +71,29 @@ def halfspace_profile(ds: xr.Dataset) -> go.Figure:
     figure = profile(ds, title, "margin over longest token", shown)
     shade(figure, ds, "middle third")
     return figure
+
+
+def representation_cost_profile(ds: xr.Dataset) -> go.Figure:
+    """What a sink at the first token and the diagonal cost to represent on each layer's tokens.
+
+    Example:
+        >>> representation_cost_profile(ds).show()  # doctest: +SKIP
+
+    Least norm of a bilinear form that puts the target ahead of all other keys by a margin of 1, on
+    tokens of mean squared length 1. Sukenik et al., arXiv 2605.08453, as
+    :func:`tl_geometry.representation_cost` reconstructs it. Bands: two standard errors over
+    documents to each side; a gap where no document has a cost.
+
+    Raises:
+        TypeError: when `ds` is no Dataset.
+        ValueError: when `ds` holds no costs (`Costs` measures them).
+    """
+    results.check_result(ds)
+    costs = estimate(ds, COST, "target", "norm", "layer")
+    targets, norms = ds["target"].values.tolist(), ds["norm"].values.tolist()
+    shown = []
+    for series in _COSTS:
+        target, norm = series.variable.split()
+        place = targets.index(target), norms.index(norm)
+        shown.append((series, costs[place]))
+    return profile(ds, "Cost of a sink and of the diagonal", "norm of W", shown)

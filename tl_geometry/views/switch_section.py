@@ -19,6 +19,7 @@ from tl_geometry.views.separable import INTERVALS
 from tl_geometry.views.sink_claims import interval
 from tl_geometry.views.sink_section import FINDINGS_TITLE
 from tl_geometry.views.smoothing_claims import smoothing_findings
+from tl_geometry.views.smoothing_curves import COST
 from tl_geometry.views.switch_claims import switch_findings
 from tl_geometry.views.switch_curves import by_fraction
 
@@ -63,6 +64,12 @@ _HALFSPACE_READING = (
     "random vectors; up to as many as dimensions are always parted, so compare."
 )
 
+_COST_READING = (
+    "The smallest (non-rotary) bilinear form that lets every token attend to the first, or to itself, on "
+    "up to a few dozen tokens of a document, scaled to length 1. Solid: the nuclear norm, which is what weight "
+    "decay on both factors charges. In theory the sink is the cheaper one there."
+)
+
 
 def switch_section(ds: xr.Dataset) -> Section:
     """All about attention switches; empty where the run has measured none."""
@@ -87,11 +94,12 @@ def switch_section(ds: xr.Dataset) -> Section:
 def smoothing_section(ds: xr.Dataset) -> Section:
     """All about oversmoothing and the half-space conditions; empty where the run has measured neither."""
     drawn = (("similarity_in", _similarity), ("bos_cosine", _bos), (_MARGIN, _halfspace))
+    costs = [_costs(ds)] if held(ds, COST, "layer", "target", "norm") else []
     return Section(
         id="smoothing",
         title="Oversmoothing",
         introduction=_SMOOTHING,
-        figures=tuple(draw(ds) for name, draw in drawn if held(ds, name, "layer")),
+        figures=(*(draw(ds) for name, draw in drawn if held(ds, name, "layer")), *costs),
         findings=tuple(smoothing_findings(ds)),
         findings_title=FINDINGS_TITLE,
         source=SD,
@@ -173,6 +181,23 @@ def _halfspace(ds: xr.Dataset) -> Figure:
         ds, "smoothing-halfspaces", "Margins of the half-space conditions", _MARGIN,
         smoothing_curves.halfspace_profile(ds), _HALFSPACE_READING,
     )  # fmt: skip
+
+
+def _costs(ds: xr.Dataset) -> Figure:
+    figure, title = (
+        smoothing_curves.representation_cost_profile(ds),
+        "Cost of a sink and of the diagonal",
+    )
+    sink, diagonal = (ds[COST].sel(target=target).values for target in ("sink", "diagonal"))
+    label = f"Lines over the layers: {title.lower()}"
+    ratio = diagonal / sink
+    if np.isfinite(ratio).any():
+        label += (
+            f"; diagonal over sink from {number(np.nanmin(ratio))} to {number(np.nanmax(ratio))}"
+        )
+    return drawing(
+        "smoothing-costs", figure, title=title, label=label, reading=_COST_READING, source=SD
+    )
 
 
 def _profile(
