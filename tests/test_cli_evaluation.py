@@ -18,6 +18,7 @@ import tl_geometry.models
 from tl_geometry import load, save, views
 from tl_geometry.cli import app
 from tl_geometry.cli.evaluating import _FUNCTIONS
+from tl_geometry.measures.importances import IMPORTANCES
 from tl_geometry.views.report import report_html
 
 RESULTS = {
@@ -77,7 +78,7 @@ DEFAULTS = {
         **RUNNING,
     },
     "downstream": {
-        "importances": None,
+        "importances": list(IMPORTANCES),
         "fraction": 0.1,
         "scope": "query",
         "mode": "inter",

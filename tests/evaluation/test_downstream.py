@@ -18,6 +18,7 @@ from tl_geometry.ablations import mask_entries, zero_sink_values
 from tl_geometry.data import Batch
 from tl_geometry.evaluation import harness
 from tl_geometry.evaluation.downstream import downstream
+from tl_geometry.measures.importances import IMPORTANCES
 
 pytest.importorskip("lm_eval", reason="lm_eval is an optional extra")
 
@@ -86,8 +87,10 @@ def model(build):
     return build()
 
 
-def run(model, tasks, names="first", **options):
-    return downstream(model, names, include_path=tasks, progress=False, **options)
+def run(model, tasks, names="first", importances=None, **options):
+    return downstream(
+        model, names, importances=importances, include_path=tasks, progress=False, **options
+    )
 
 
 def answer_scores(model, question, choices, hooks=None, bos=True):
@@ -135,6 +138,14 @@ def test_a_known_accuracy_is_found(model, tasks, wrong):
     error = math.sqrt(share * (1 - share) / 3)
     assert float(ds.accuracy_se.sel(task="first", variant="full")) == pytest.approx(error)
     assert int(ds.questions.sel(task="first")) == 4
+
+
+def test_every_importance_masks_by_default(model, tasks):
+    ds = downstream(model, "first", include_path=tasks, limit=2, progress=False)
+    ends = [f"{name} {end}" for name in IMPORTANCES for end in ("top", "bottom")]
+    assert ds.variant.values.tolist() == ["full", *ends]
+    assert list(ds.attrs["settings"]["importances"]) == list(IMPORTANCES)
+    assert ds.accuracy.notnull().all()
 
 
 def heads_out(batch):

@@ -242,6 +242,9 @@ def parse_numbers(text: str, option: str) -> list[int]:
     return numbers
 
 
+EVERY_IMPORTANCE = "attention,value_weighted,value_weighted_normalized,contribution,random"
+
+
 def parse_names(text: str) -> list[str]:
     """Names: "intra,inter"."""
     return [part.strip() for part in text.split(",")]

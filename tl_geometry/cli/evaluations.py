@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from tl_geometry.cli.arguments import (
+    EVERY_IMPORTANCE,
     Backend,
     BackendOption,
     BatchSize,
@@ -64,9 +65,7 @@ def faithfulness(
     processing: Processing = True,
     device: Device = None,
     dtype: DtypeOption = None,
-    importances: Annotated[
-        str, typer.Option(help="Importances to compare.")
-    ] = "attention,value_weighted,value_weighted_normalized,contribution,random",
+    importances: Annotated[str, typer.Option(help="Importances to compare.")] = EVERY_IMPORTANCE,
     modes: Annotated[
         str, typer.Option(help="Whose output they refer to: the head's, the layer's.")
     ] = "intra,inter",
@@ -209,8 +208,8 @@ def downstream(
     device: Device = None,
     dtype: DtypeOption = None,
     importances: Annotated[
-        str | None, typer.Option(help="Remove entries by these; default: the model as it is.")
-    ] = None,
+        str, typer.Option(help='Remove entries by these; "none" for the model as it is.')
+    ] = EVERY_IMPORTANCE,
     fraction: Annotated[float, typer.Option(help="Share of the entries to remove.")] = 0.1,
     scope: ScopeOption = Scope.query,
     mode: Annotated[Mode, typer.Option(help="Whose output they refer to.")] = Mode.inter,
@@ -233,7 +232,7 @@ def downstream(
 ) -> None:
     """Accuracy on tasks of the evaluation harness, with attention entries removed."""
     options = {
-        "importances": None if importances is None else parse_names(importances),
+        "importances": None if importances == "none" else parse_names(importances),
         "fraction": fraction,
         "scope": scope.value,
         "mode": mode.value,

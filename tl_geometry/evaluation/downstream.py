@@ -29,6 +29,7 @@ from tl_geometry.evaluation.scorers import (
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.probe_inputs import probe_arguments
 from tl_geometry.measures.geometry import Mode
+from tl_geometry.measures.importances import IMPORTANCES
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.selection import Scope, check_fraction
 
@@ -45,7 +46,7 @@ def downstream(
     tasks: str | Iterable[str],
     *,
     hooks: Hooks | None = None,
-    importances: Importances | None = None,
+    importances: Importances | None = IMPORTANCES,
     fraction: float | int = 0.1,
     scope: Scope = "query",
     mode: Mode = "inter",
@@ -65,7 +66,8 @@ def downstream(
 
     >>> ds = downstream(model, ["boolq", "winogrande"], importances=["contribution", "random"], limit=100)
     >>> ds.accuracy.sel(task="boolq", variant="contribution top")
-    >>> downstream(model, "boolq", hooks=lambda batch: zero_sink_values(model, attention_mask=batch.attention_mask))
+    >>> sinkless = lambda batch: zero_sink_values(model, attention_mask=batch.attention_mask)
+    >>> downstream(model, "boolq", hooks=sinkless, importances=None)
 
     The variants are ``"full"``; ``"hooks"`` where hooks are given; and of each importance ``"<name>
     top"`` and ``"<name> bottom"``, the most and the least important share of the entries of the
@@ -79,7 +81,8 @@ def downstream(
             answers (multiple choice); nothing is generated.
         hooks: forward hooks, or a function that makes them for a batch with its ``tokens``,
             ``attention_mask`` and ``documents``: batches are padded on the right, each to its own length.
-        importances: names for :func:`tl_geometry.mask_entries`, or a mapping of names to functions.
+        importances: names for :func:`tl_geometry.mask_entries`, or a mapping of names to functions;
+            None removes no entries, the choice for a bridge that mixes values by itself.
         fraction: share of the entries that goes.
         scope, mode, sink: as in :func:`tl_geometry.mask_entries`.
         limit: questions per task, all by default.
