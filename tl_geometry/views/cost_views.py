@@ -18,7 +18,7 @@ from tl_geometry.views.cost_tables import (
 )
 from tl_geometry.views.drawings import drawing
 from tl_geometry.views.estimates import estimates, require_evaluation
-from tl_geometry.views.head_cost_views import head_cost_scatter, head_drawings, logarithmic
+from tl_geometry.views.head_cost_views import head_cost_scatter, head_drawings
 from tl_geometry.views.maps import SD
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.traces import (
@@ -27,6 +27,7 @@ from tl_geometry.views.traces import (
     band,
     graded,
     line,
+    logarithmic,
     panels,
 )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -16,7 +14,7 @@ from tl_geometry.views.page import rounded
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.results import number, significant
 from tl_geometry.views.summary import Table
-from tl_geometry.views.traces import PANEL_TITLES, decades, panels, unit_axis
+from tl_geometry.views.traces import PANEL_TITLES, logarithmic, panels, unit_axis
 
 __all__ = [
     "correlation_sentences",
@@ -24,7 +22,6 @@ __all__ = [
     "head_cost_scatter",
     "head_costs_tables",
     "head_drawings",
-    "logarithmic",
     "section",
     "sentences",
 ]
@@ -214,10 +211,3 @@ def head_cost_scatter(ds: xr.Dataset) -> go.Figure:
     )
     figure.update_yaxes(unit_axis("sink rate"))
     return figure
-
-
-def logarithmic(figure: go.Figure, direction: str) -> dict[str, Any]:
-    """A logarithmic axis over what the traces span."""
-    shown = [x for trace in figure.data for x in trace[direction] or () if x is not None and x > 0]
-    low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
-    return {"type": "log"} | decades(low / 1.5, high * 1.5)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import results
 from tl_geometry.views.averages import estimate
 from tl_geometry.views.profiles import over_layers, profile, shade
-from tl_geometry.views.traces import Series
+from tl_geometry.views.traces import Series, logarithmic
 
 _SIMILARITY = (
     Series("similarity_in", "mean cosine, input", "#7ba3cf", "dash", "circle-open"),
@@ -96,4 +97,9 @@ def representation_cost_profile(ds: xr.Dataset) -> go.Figure:
         target, norm = series.variable.split()
         place = targets.index(target), norms.index(norm)
         shown.append((series, costs[place]))
-    return profile(ds, "Cost of a sink and of the diagonal", "norm of W", shown)
+    figure = profile(ds, "Cost of a sink and of the diagonal", "norm of W (logarithmic)", shown)
+    least = np.nanmin(costs.value, initial=np.inf) / 2
+    for trace in figure.data:  # where an interval reaches zero, its band goes to the bottom
+        trace.y = [None if y is None else max(y, least) for y in trace.y]
+    figure.update_yaxes(logarithmic(figure, "y") | {"zeroline": False})
+    return figure

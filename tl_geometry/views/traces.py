@@ -177,6 +177,13 @@ def decades(low: int | float, high: int | float) -> dict[str, Any]:
     return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
+def logarithmic(figure: go.Figure, direction: str) -> dict[str, Any]:
+    """A logarithmic axis over what the traces span."""
+    shown = [x for trace in figure.data for x in trace[direction] or () if x is not None and x > 0]
+    low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
+    return {"type": "log"} | decades(low / 1.5, high * 1.5)
+
+
 def unit_axis(title: str = "F") -> dict[str, Any]:
     """The axis of F, from 0 to 1 whatever the data."""
     return graded(title, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]) | {"range": [-0.03, 1.03]}
