@@ -198,7 +198,7 @@ def test_resumed_equals_uninterrupted(tiny_model, tmp_path, monkeypatch):
     options = {"ts": (0.5, 1.0), "batch_size": 1, **FEW}
     whole = pattern_mixing(tiny_model, data, **options)
     path = tmp_path / "mixing.json"
-    scored, calls = runs._nll, []
+    scored, calls = runs._Runner._score, []
 
     def killed(*arguments):
         calls.append(arguments)
@@ -206,7 +206,7 @@ def test_resumed_equals_uninterrupted(tiny_model, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return scored(*arguments)
 
-    monkeypatch.setattr(runs, "_nll", killed)
+    monkeypatch.setattr(runs._Runner, "_score", killed)
     with pytest.raises(KeyboardInterrupt):
         pattern_mixing(tiny_model, data, checkpoint=path, **options)
     assert len(calls) == 8

@@ -100,9 +100,10 @@ def test_starting_midway_gives_the_same_bits_for_fewer_blocks(tiny_hooked):
         with BlockCounter(model) as counter:
             batch = documents.batches[0]
             with torch.no_grad():
-                found = [nll for _, nll in runs._Runner(model).scores(batch, late(block))]
+                some = late(block)
+                found = [nll for _, nll in runs._Runner(model, some).scores(batch, some)]
         counts[name] = (counter.count, found)
-    assert counts["midway"][1] == counts["full"][1]
+    np.testing.assert_allclose(counts["midway"][1], counts["full"][1], rtol=1e-6)
     # One clean run, layers k..5 for each head, and one block to see that it works.
     assert counts["midway"][0] == 6 + (6 + 5 + 4 + 3 + 2 + 1) + 1
     assert counts["full"][0] == 7 * 6
@@ -117,7 +118,7 @@ def test_a_model_that_cannot_start_midway_runs_in_full(tiny_hooked):
     batch = read_documents(model, (tokens, mask)).batches[0]
     with torch.no_grad():
         clean = prefix.clean_prefix(model, batch, [2])
-        assert not prefix.reproduces(model, batch, clean, 2)
+        assert not prefix.reproduces(model, batch, clean, prefix.Readout(model), 2)
     scores = scored(model, (tokens, mask), some)
     expected = [document_loss(model, ids, zero_heads([(2, 1)])) for ids in documents]
     np.testing.assert_allclose(scores.of("late"), expected, rtol=2e-5)
@@ -129,9 +130,45 @@ def test_the_check_notices_a_wrong_residual(tiny_hooked):
     batch = read_documents(model, (tokens, mask)).batches[0]
     with torch.no_grad():
         clean = prefix.clean_prefix(model, batch, [1, 2])
-        assert prefix.reproduces(model, batch, clean, 2)
-        swapped = prefix.Prefix(clean.logits, {2: clean.residuals[1]})
-        assert not prefix.reproduces(model, batch, swapped, 2)
+        readout = prefix.Readout(model)
+        assert prefix.reproduces(model, batch, clean, readout, 2)
+        swapped = prefix.Prefix(clean.logits, clean.final, {2: clean.residuals[1]})
+        assert not prefix.reproduces(model, batch, swapped, readout, 2)
+        readout.cap = 1.0
+        assert not prefix.reproduces(model, batch, clean, readout, 2)
+
+
+@pytest.mark.hooked
+@pytest.mark.parametrize("changed", [{}, {"output_logits_soft_cap": 2.0}, {"final_rms": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_readout_gives_the_logits_of_the_model(tiny_hooked, changed, dtype):
+    model = tiny_hooked(n_layers=2, dtype=dtype, **changed)
+    torch.nn.init.normal_(model.unembed.b_U)
+    batch = read_documents(model, corpus()[:2]).batches[0]
+    with torch.no_grad():
+        clean = prefix.clean_prefix(model, batch, [1])
+        flat = clean.logits.flatten(0, 1)
+        places = torch.tensor([3, 0, 11])
+        found = prefix.Readout(model)(clean.final)(places)
+    torch.testing.assert_close(found, flat[places])
+    assert prefix.Readout(model).vocab == flat.shape[-1]
+
+
+def test_what_a_variant_scores_depends_on_no_other(tiny_hooked):
+    """Else a resumed run, which skips what is done, would give other numbers."""
+    model = tiny_hooked(n_layers=3)
+    documents = read_documents(model, corpus()[:2])
+    some = [
+        Variant("full"),
+        Variant("first", lambda batch: zero_heads([(0, 1)]), 0),
+        Variant("late", lambda batch: zero_heads([(2, 1)]), 2),
+    ]
+    batch = documents.batches[0]
+    with torch.no_grad():
+        together = {v.name: nll for v, nll in runs._Runner(model, some).scores(batch, some)}
+        for variant in some:
+            ((_, alone),) = runs._Runner(model, some).scores(batch, [variant])
+            assert alone == together[variant.name]
 
 
 @pytest.mark.bridge

@@ -177,7 +177,7 @@ def test_resumed_equals_uninterrupted(tiny_model, tmp_path, monkeypatch):
     options = {"batch_size": 1, **FEW}
     whole = sink_interventions(tiny_model, data, **options)
     path = tmp_path / "sinks.json"
-    scored, calls = runs._nll, []
+    scored, calls = runs._Runner._score, []
 
     def killed(*arguments):
         calls.append(arguments)
@@ -185,7 +185,7 @@ def test_resumed_equals_uninterrupted(tiny_model, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return scored(*arguments)
 
-    monkeypatch.setattr(runs, "_nll", killed)
+    monkeypatch.setattr(runs._Runner, "_score", killed)
     with pytest.raises(KeyboardInterrupt):
         sink_interventions(tiny_model, data, checkpoint=path, **options)
     assert len(json.loads(path.read_text())["units"]) == 7

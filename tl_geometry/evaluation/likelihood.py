@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
-__all__ = ["nll_per_document"]
+__all__ = ["LogitsAt", "nll_of_targets", "nll_per_document"]
+
+LogitsAt: TypeAlias = Callable[[Tensor], Tensor]
+"""Logits (``position vocab``) at some positions of the flattened ``batch pos``."""
 
 CHUNK_ELEMENTS = 2**22
 """Logits that are turned into log-probabilities at once; `batch pos vocab` is never copied."""
@@ -44,6 +50,27 @@ def nll_per_document(
             f"logits {tuple(logits.shape)} must be batch pos vocab, tokens {tuple(tokens.shape)} and "
             f"attention_mask {tuple(attention_mask.shape)} batch pos of the same size"
         )
+    flat = logits.detach().reshape(-1, logits.shape[-1])
+    return nll_of_targets(
+        lambda positions: flat[positions.to(flat.device)], logits.shape[-1], tokens, attention_mask
+    )
+
+
+def nll_of_targets(
+    logits_at: LogitsAt,
+    vocab: int,
+    tokens: Int[Tensor, "batch pos"],
+    attention_mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"],
+    *,
+    at_once: int = CHUNK_ELEMENTS,
+) -> tuple[Float64[Tensor, " batch"], Int64[Tensor, " batch"]]:
+    """The same from a function that gives the logits piece by piece, so that they need not exist all at once.
+
+    >>> nll_of_targets(lambda positions: torch.zeros(len(positions), 8), 8, tokens, attention_mask)
+
+    Args:
+        at_once: how many logits to ask for at a time; products of matrices want more than sums do.
+    """
     real = attention_mask != 0
     batch, length = real.shape
     position = torch.arange(length, device=real.device)
@@ -52,25 +79,25 @@ def nll_per_document(
     is_target = real & (before >= 0)
     row, column = is_target.nonzero(as_tuple=True)
     predictor = row * length + before[row, column]
-    nll = _nll(logits, predictor, tokens[row, column])
-    total = torch.zeros(batch, dtype=torch.float64).index_add(0, row.cpu(), nll.cpu().double())
+    nll = _nll(logits_at, vocab, predictor, tokens[row, column], at_once)
+    total = torch.zeros(batch, dtype=torch.float64).index_add(0, row.cpu(), nll)
     return total, is_target.sum(-1).cpu()
 
 
 def _nll(
-    logits: Float[Tensor, "batch pos vocab"],
+    logits_at: LogitsAt,
+    vocab: int,
     predictor: Int64[Tensor, " target"],
     target: Int[Tensor, " target"],
-) -> Float[Tensor, " target"]:
+    at_once: int,
+) -> Float64[Tensor, " target"]:
     """-log p of each target at its predictor, a position in the flattened ``batch pos``."""
-    flat = logits.detach().reshape(-1, logits.shape[-1])
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    predictor, target = predictor.to(logits.device), target.to(logits.device, torch.int64)
-    found = torch.empty(len(target), dtype=dtype, device=logits.device)
-    step = max(1, CHUNK_ELEMENTS // logits.shape[-1])
+    step, chunk = (max(1, elements // vocab) for elements in (at_once, CHUNK_ELEMENTS))
+    found = [torch.zeros(0)]
     for start in range(0, len(target), step):
-        chunk = slice(start, start + step)
-        found[chunk] = torch.nn.functional.cross_entropy(
-            flat[predictor[chunk]].to(dtype), target[chunk], reduction="none"
-        )
-    return found
+        logits = logits_at(predictor[start : start + step])
+        wanted = target[start : start + step].to(logits.device, torch.int64)
+        for rows, right in zip(torch.split(logits, chunk), torch.split(wanted, chunk), strict=True):
+            wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+            found.append(torch.nn.functional.cross_entropy(wide, right, reduction="none"))
+    return torch.cat([piece.cpu().double() for piece in found])

@@ -17,11 +17,13 @@ from tqdm.auto import tqdm
 from tl_geometry.data import Batch
 from tl_geometry.evaluation.checkpoint import Checkpoint
 from tl_geometry.evaluation.documents import Documents
-from tl_geometry.evaluation.likelihood import nll_per_document
+from tl_geometry.evaluation.likelihood import nll_of_targets, nll_per_document
 from tl_geometry.evaluation.next_token import check_next_token_model
 from tl_geometry.evaluation.prefix import (
+    Readout,
     can_start_at_layer,
     clean_prefix,
+    forward_final,
     forward_logits,
     reproduces,
 )
@@ -30,6 +32,9 @@ from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.entries import FwdHook
 
 __all__ = ["Factory", "Scores", "Variant", "on_device", "run_variants", "unedited"]
+
+READ_AT_ONCE = 2**25
+"""Logits that a readout computes at once."""
 
 Factory: TypeAlias = Callable[[Batch], Sequence[FwdHook]]
 """Makes the forward hooks for one batch, from its tokens, attention mask and documents."""
@@ -136,7 +141,7 @@ def run_variants(
     }
     nll = np.empty((len(variants), documents.count))
     targets = np.empty(documents.count, dtype=np.int64)
-    runner = _Runner(model)
+    runner = _Runner(model, variants)
     total = len(variants) * len(documents.batches)
     with (
         Checkpoint(checkpoint, fingerprint, resume=resume) as done,
@@ -157,27 +162,33 @@ def run_variants(
 
 
 class _Runner:
-    """Runs a model's variants on one batch after the other."""
+    """Runs a model's variants on one batch after the other.
 
-    def __init__(self, model: Any) -> None:
+    Where some variants leave the first blocks alone and the model can start midway, all of them are
+    scored through the readout: what a variant scores must not depend on which others are still to
+    be run.
+    """
+
+    def __init__(self, model: Any, variants: Sequence[Variant]) -> None:
         self.model = model
-        self.starts_midway = can_start_at_layer(model)
+        self._latest = max((v.first_block or 0 for v in variants), default=0)
+        midway = self._latest > 0 and can_start_at_layer(model)
+        self._readout = Readout(model) if midway else None
         self._verified = False
 
     def scores(
         self, batch: Batch, variants: Sequence[Variant]
     ) -> Iterator[tuple[Variant, list[float]]]:
         """The documents' NLL under each variant, one after the other."""
-        blocks = sorted({v.first_block for v in variants if v.first_block})
-        clean, residuals = self._clean(batch, blocks)
+        blocks = {v.first_block for v in variants if v.first_block}
+        clean, residuals = self._clean(batch, blocks) if variants else (None, {})
         for variant in variants:
             if clean is not None and variant.hooks is unedited:
                 nll = clean
             else:
                 block = variant.first_block
                 start = None if block not in residuals else (block, residuals[block])
-                hooks = variant.hooks(batch)
-                nll = _nll(forward_logits(self.model, batch, hooks, start=start), batch)
+                nll = self._score(batch, variant.hooks(batch), start)
             if not bool(nll.isfinite().all()):
                 row = int((~nll.isfinite()).nonzero()[0])
                 raise ValueError(
@@ -186,19 +197,34 @@ class _Runner:
                 )
             yield variant, nll.tolist()
 
-    def _clean(self, batch: Batch, blocks: list[int]) -> tuple[Tensor | None, dict[int, Tensor]]:
+    def _clean(self, batch: Batch, blocks: set[int]) -> tuple[Tensor | None, dict[int, Tensor]]:
         """NLL of the unedited run and the residual stream before some blocks; nothing if that saves nothing."""
-        if not (blocks and self.starts_midway):
+        check = not self._verified
+        if self._readout is None or not (blocks or check):
             return None, {}
-        prefix = clean_prefix(self.model, batch, blocks)
-        if not self._verified:
-            self.starts_midway = reproduces(self.model, batch, prefix, blocks[-1])
-            self._verified = True
-        return _nll(prefix.logits, batch), prefix.residuals if self.starts_midway else {}
+        wanted = sorted(blocks | {self._latest} if check else blocks)
+        prefix = clean_prefix(self.model, batch, wanted)
+        if check and not reproduces(self.model, batch, prefix, self._readout, self._latest):
+            self._readout = None
+            return None, {}
+        self._verified = True
+        return _read_nll(self._readout, prefix.final, batch), prefix.residuals
+
+    def _score(
+        self, batch: Batch, hooks: Sequence[FwdHook], start: tuple[int, Tensor] | None
+    ) -> Tensor:
+        """NLL under hooks, of a forward from its beginning or from a block on."""
+        if self._readout is not None:
+            final = forward_final(self.model, batch, hooks, start=start)
+            return _read_nll(self._readout, final, batch)
+        logits = forward_logits(self.model, batch, hooks)
+        return nll_per_document(logits, batch.tokens, batch.attention_mask)[0]
 
 
-def _nll(logits: Tensor, batch: Batch) -> Tensor:
-    return nll_per_document(logits, batch.tokens, batch.attention_mask)[0]
+def _read_nll(readout: Readout, final: Tensor, batch: Batch) -> Tensor:
+    return nll_of_targets(
+        readout(final), readout.vocab, batch.tokens, batch.attention_mask, at_once=READ_AT_ONCE
+    )[0]
 
 
 def _device(model: Any) -> torch.device:
