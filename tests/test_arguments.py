@@ -31,7 +31,22 @@ def test_numbers_of_every_kind(half):
     assert type(real_number("x", half)) is float
 
 
-@pytest.mark.parametrize("wrong", [True, "0.5", None, [0.5], np.ones(1), torch.ones(2), 1j])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        True,
+        np.True_,
+        torch.tensor(True),
+        np.array(True),
+        "0.5",
+        None,
+        [0.5],
+        np.ones(1),
+        torch.ones(2),
+        1j,
+        np.complex128(1),
+    ],
+)
 def test_no_number(wrong):
     with pytest.raises(TypeError, match="x must be a number, got"):
         real_number("x", wrong)

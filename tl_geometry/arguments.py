@@ -22,7 +22,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     Example: ``whole_number("n_ctx", np.int64(512), 2)`` is 512; 512.0 and True raise TypeError.
     """
     try:
-        if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        if _is_bool(value):
             raise TypeError("a bool is no number")
         number = index(value)
     except TypeError as error:
@@ -46,7 +46,9 @@ def whole_seed(seed: Any) -> int:
 def real_number(name: str, value: Any) -> float:
     """The number that a Python, numpy or tensor scalar holds; bools and strings are refused."""
     if (
-        isinstance(value, (bool, str))
+        _is_bool(value)
+        or isinstance(value, str)
+        or "complex" in str(getattr(value, "dtype", ""))
         or getattr(value, "ndim", 0) > 0
         or not hasattr(value, "__float__")
     ):
@@ -60,3 +62,7 @@ def confidence_level(value: Any) -> float:
     if not 0 < level < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {value!r}")
     return level
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from analysis_data.reference import plain_package
 from evaluation_data.reference import left_over_hooks, pair_losses, zero_heads
+from zoo.architectures import build_bridge
 
 from tl_geometry import load, save
 from tl_geometry.ablations import mask_entries, zero_sink_values
@@ -146,6 +147,14 @@ def test_every_importance_masks_by_default(model, tasks):
     assert ds.variant.values.tolist() == ["full", *ends]
     assert list(ds.attrs["settings"]["importances"]) == list(IMPORTANCES)
     assert ds.accuracy.notnull().all()
+
+
+@pytest.mark.bridge
+def test_a_model_that_can_not_be_masked_is_told_the_way_out(model, tasks):
+    opt = build_bridge("opt")
+    opt.tokenizer = model.tokenizer
+    with pytest.raises(ValueError, match="give importances=None"):
+        downstream(opt, "first", include_path=tasks, progress=False)
 
 
 def heads_out(batch):

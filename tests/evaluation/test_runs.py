@@ -154,6 +154,40 @@ def test_the_readout_gives_the_logits_of_the_model(tiny_hooked, changed, dtype):
     assert prefix.Readout(model).vocab == flat.shape[-1]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["ln_final.hook_scale", "ln_final.hook_normalized", lambda n: n == "ln_final.hook_scale"],
+)
+def test_hooks_behind_the_last_block_count(tiny_hooked, name):
+    model = tiny_hooked(n_layers=3)
+    edit = [(name, lambda x, hook: 2 * x)]
+    tokens, mask, documents = corpus((9, 12))
+    some = [
+        Variant("full"),
+        Variant("edited", lambda batch: edit, 1),
+        Variant("late", lambda batch: zero_heads([(2, 1)]), 2),
+    ]
+    scores = scored(model, (tokens, mask), some)
+    expected = [document_loss(model, ids, edit) for ids in documents]
+    np.testing.assert_allclose(scores.of("edited"), expected, rtol=2e-5)
+    assert np.abs(scores.of("edited") - scores.of("full")).min() > 0.01
+
+
+def test_what_stands_in_front_of_a_block_is_done_once(tiny_hooked):
+    """A hook of the user's at the start of a block, which the resumed forward runs again."""
+    model = tiny_hooked(n_layers=3)
+    tokens, mask, documents = corpus((9, 12))
+    doubled = [("blocks.1.hook_resid_pre", lambda x, hook: 2 * x)]
+    some = [Variant(str(k), lambda batch, k=k: zero_heads([(k, 1)]), k) for k in range(3)]
+    with model.hooks(fwd_hooks=doubled):
+        scores = scored(model, (tokens, mask), some)
+    for k in range(3):
+        expected = [
+            document_loss(model, ids, [*doubled, *zero_heads([(k, 1)])]) for ids in documents
+        ]
+        np.testing.assert_allclose(scores.of(str(k)), expected, rtol=2e-5)
+
+
 def test_what_a_variant_scores_depends_on_no_other(tiny_hooked):
     """Else a resumed run, which skips what is done, would give other numbers."""
     model = tiny_hooked(n_layers=3)

@@ -248,3 +248,11 @@ def test_a_page_of_a_run_with_the_costs_of_its_heads() -> None:
     html = report_html([make_dataset(3, 3), make_head_costs()])
     assert '<h2 id="head-costs">' in html
     assert '<h2 id="regimes">' in html
+
+
+def test_the_coverage_of_the_intervals_is_that_of_the_run() -> None:
+    ds = make_head_costs()
+    assert "with 95 % of a bootstrap" in head_cost_views.head_costs_tables(ds)[1].note
+    ds.attrs["settings"]["confidence"] = 0.5
+    assert "with 50 % of a bootstrap" in head_cost_views.head_costs_tables(ds)[1].note
+    assert "with 95 % of a bootstrap" in table(make_token_costs(heads=True), "head_costs").note

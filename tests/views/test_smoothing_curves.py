@@ -93,3 +93,19 @@ def test_costs_are_drawn_by_target_and_norm() -> None:
     assert "smoothing-costs" in report_html(ds)
     with pytest.raises(ValueError, match="ds holds no 'representation_cost' per"):
         views.representation_cost_profile(make_dataset())
+
+
+def test_part_of_the_costs_will_do() -> None:
+    ds = with_costs(make_dataset(5, 2))
+    alone = ds.sel(norm=["nuclear"])
+    assert list(lines(views.representation_cost_profile(alone))) == [
+        "sink, nuclear",
+        "diagonal, nuclear",
+    ]
+    sinks = ds.sel(target=["sink"])
+    assert list(lines(views.representation_cost_profile(sinks))) == [
+        "sink, nuclear",
+        "sink, Frobenius",
+    ]
+    for part in (alone, sinks):
+        assert "smoothing-costs" in report_html(part)

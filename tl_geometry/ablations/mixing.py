@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_geometry.ablations.editing import Edit, LayerInForward, edit_hooks
 from tl_geometry.ablations.targets import Heads, Layers, targets
 from tl_geometry.ablations.tokens import Chosen
-from tl_geometry.arguments import one_of
+from tl_geometry.arguments import one_of, real_number
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
 from tl_geometry.measures.importances import document_noise
@@ -61,7 +61,7 @@ def mix_pattern(
     [0, 1] and for ``"identity"`` in cross-attention, where no query is a key.
     """
     one_of("target", target, get_args(MixTarget))
-    if isinstance(t, bool) or not 0 <= t <= 1:
+    if not 0 <= (t := real_number("t", t)) <= 1:
         raise ValueError(f"t is a share of the target, so it must lie in [0, 1], got {t!r}")
     chosen = Chosen("mix_pattern", "sink", sink)
     edits = []
@@ -72,7 +72,7 @@ def mix_pattern(
                 "with layers="
             )
         if place.can("pattern"):
-            edit = Edit(pattern=_weight_edit(float(t), target, chosen, seed, documents))
+            edit = Edit(pattern=_weight_edit(t, target, chosen, seed, documents))
         else:
             if target == "permuted" or (target == "sink" and chosen.by_head):
                 place.require_pattern(
@@ -81,7 +81,7 @@ def mix_pattern(
                     "Choose another target, or leave the layer out with layers=",
                 )
             place.require("mix_pattern", "z")
-            edit = Edit(z=_z_edit(float(t), target, chosen))
+            edit = Edit(z=_z_edit(t, target, chosen))
         edits.append((place, edit))
     return edit_hooks("mix_pattern", model, edits, attention_mask, decoder_attention_mask)
 

@@ -38,6 +38,7 @@ class ResidualStream:
         attended: what the block's attention reads: ``before``, in most models after a norm.
         real: which tokens are real.
         cross: the attention reads its keys from another sequence.
+        causal: no query of the attention may use a later key.
         documents: numbers of the rows within the corpus.
     """
 
@@ -46,6 +47,7 @@ class ResidualStream:
     attended: Float[Tensor, "batch pos d_model"]
     real: Bool[Tensor, "batch pos"]
     cross: bool = False
+    causal: bool = True
     documents: tuple[int, ...] = ()
 
 

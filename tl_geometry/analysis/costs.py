@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from tl_geometry.measures.masks import spread_tokens
 __all__ = ["Costs"]
 
 _SD = "Sukenik et al., arXiv 2605.08453"
+_TOLERANCE = 1e-3
 _TARGETS: tuple[Target, ...] = ("sink", "diagonal")
 _NORMS: tuple[Norm, ...] = ("frobenius", "nuclear")
 
@@ -32,13 +34,15 @@ class Costs(Accumulator):
 
     Read from what each layer's attention reads, after its norm, scaled to mean squared length 1; a
     token that occurred before is left out. A document in which no W does it counts in
-    ``representation_infeasible`` alone. :func:`tl_geometry.token_costs` shows how the costs grow
+    ``representation_infeasible`` alone, one on which the solver can't bring its bounds together to
+    0.1 % in ``representation_undecided`` alone. :func:`tl_geometry.token_costs` shows how the costs grow
     with the number of tokens.
 
     Args:
         tokens: look at so many evenly spaced tokens of a document at most, the first always among
-            them. Four convex programs per layer and document; with 32 tokens about half a second.
-        causal: only keys up to the query compete.
+            them. Four convex programs per layer and document; with 32 tokens a quarter of a second,
+            or seconds where the tokens are nearly parallel.
+        causal: only keys up to the query compete; by default as the layer has it.
     """
 
     reads_stream = True
@@ -57,13 +61,20 @@ class Costs(Accumulator):
             ("target", "norm"),
             per="layer",
         ),
+        "representation_undecided": Variable(
+            "documents in which the solver's bounds stay apart, which therefore have no cost",
+            "share of documents",
+            _SD,
+            ("target", "norm"),
+            per="layer",
+        ),
         "representation_tokens": Variable(
             "different tokens that were looked at", "tokens", _SD, per="layer"
         ),
     }
     coords: Mapping[str, Sequence[str | int | float]] = {"target": _TARGETS, "norm": _NORMS}
 
-    def __init__(self, tokens: int = 32, *, causal: bool = True) -> None:
+    def __init__(self, tokens: int = 32, *, causal: bool | None = None) -> None:
         super().__init__()
         self.most_tokens, self.causal = whole_number("tokens", tokens, 2), causal
 
@@ -81,18 +92,26 @@ class Costs(Accumulator):
         if stream.cross:  # the first token of the queries is no key
             return {}
         kept = spread_tokens(stream.real, self.most_tokens).cpu()
-        rows = [self._costs(x[keep]) for x, keep in zip(stream.attended.cpu(), kept, strict=True)]
+        rows = [
+            self._costs(x[keep], stream.causal)
+            for x, keep in zip(stream.attended.cpu(), kept, strict=True)
+        ]
         return {name: torch.stack([row[name] for row in rows]) for name in self.variables}
 
-    def _costs(self, x: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
+    def _costs(self, x: Float[Tensor, "pos d_model"], causal: bool) -> dict[str, Tensor]:
         found = {name: torch.full((2, 2), torch.nan).double() for name in self.variables}
+        causal = causal if self.causal is None else self.causal
         tokens = distinct_tokens(x.double()).x if len(x) else x
         found["representation_tokens"] = torch.tensor(float(len(tokens)), dtype=torch.float64)
         if len(tokens) < 2:  # nothing competes
             return found
         for t, target in enumerate(_TARGETS):
             for n, norm in enumerate(_NORMS):
-                cost = representation_cost(tokens, target, norm, causal=self.causal)
+                cost = representation_cost(
+                    tokens, target, norm, causal=causal, tolerance=_TOLERANCE
+                )
                 found["representation_cost"][t, n] = cost.cost
                 found["representation_infeasible"][t, n] = float(cost.infeasible)
+                undecided = isnan(cost.cost) and not cost.infeasible
+                found["representation_undecided"][t, n] = float(undecided)
         return found

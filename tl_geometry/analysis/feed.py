@@ -24,7 +24,7 @@ class Feed:
         self.probe, self.masks, self.given = probe, masks, documents
         self.documents: Sequence[int] = ()
         self._mark = object()
-        self._real: dict[int, Tensor] = {}
+        self._layers: dict[int, tuple[Tensor, bool]] = {}
 
     def begin(self, site: AttentionSite) -> None:
         """Note that this batch's layer is being read: nothing else may begin it before it is taken in."""
@@ -44,13 +44,19 @@ class Feed:
         if site is self.probe.sites[0]:
             self.documents = self.probe.number_documents(pattern.shape[0], self.given)
         geometry = self.probe.reader.geometry(site, pattern, v, z, self.masks, self.documents)
-        self._real[site.index] = geometry.rows.any(1)
+        self._layers[site.index] = geometry.rows.any(1), geometry.causal
         self.probe.take(site, geometry, z, v, self.masks)
 
     def stream(self, site: AttentionSite, before: Tensor, after: Tensor, attended: Tensor) -> None:
         """Take in the residual stream around one layer, whose attention came first."""
-        real = self._real.pop(site.index).to(after.device)
+        real, causal = self._layers.pop(site.index)
         stream = ResidualStream(
-            before, after, attended, real, cross=site.cross, documents=tuple(self.documents)
+            before,
+            after,
+            attended,
+            real.to(after.device),
+            cross=site.cross,
+            causal=causal,
+            documents=tuple(self.documents),
         )
         self.probe.take_stream(site, stream)

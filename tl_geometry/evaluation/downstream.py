@@ -131,6 +131,8 @@ def downstream(
     variants: dict[str, Factory] = {"full": unedited}
     if hooks is not None:
         variants["hooks"] = hooks if callable(hooks) else partial(_ready, hooks=hooks)
+    if tuple(scorers) == IMPORTANCES:
+        _check_default(model)
     for name, scorer in scorers.items():
         for largest, which in ((True, "top"), (False, "bottom")):
             masker = EntryMasker(
@@ -238,6 +240,16 @@ def _described_hooks(
         " ".join(part if isinstance(part, str) else say(f"hooks[{number}]", part) for part in entry)
         for number, entry in enumerate(hooks)
     ]
+
+
+def _check_default(model: Any) -> None:
+    """Refuse a model that can't be masked, for a user who has asked for no masks."""
+    try:
+        EntryMasker(model, "attention", 0.0)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. To score the model as it is, and under hooks, give importances=None"
+        ) from error
 
 
 def _ready(batch: Batch, *, hooks: Sequence[FwdHook]) -> Sequence[FwdHook]:  # noqa: ARG001

@@ -22,6 +22,7 @@ __all__ = [
     "Readout",
     "can_start_at_layer",
     "clean_prefix",
+    "ends_with_blocks",
     "forward_final",
     "forward_logits",
 ]
@@ -113,7 +114,14 @@ def can_start_at_layer(model: Any) -> bool:
     takes = {"start_at_layer", "stop_at_layer"} <= set(inspect.signature(model.forward).parameters)
     bridge = hasattr(model, "original_model")
     ends = hasattr(getattr(model, "unembed", None), "W_U")
-    return takes and ends and not bridge and _name(0) in model.hook_dict
+    return takes and ends and not bridge and _before(1) in model.hook_dict
+
+
+def ends_with_blocks(hooks: Sequence[FwdHook]) -> bool:
+    """Whether all hooks are known to stand in front of the final norm and the unembedding."""
+    return all(
+        isinstance(name, str) and not name.startswith(("ln_final", "unembed")) for name, _ in hooks
+    )
 
 
 def clean_prefix(model: Any, batch: Batch, blocks: Sequence[int]) -> Prefix:
@@ -123,11 +131,10 @@ def clean_prefix(model: Any, batch: Batch, blocks: Sequence[int]) -> Prefix:
     >>> forward_final(model, batch, hooks, start=(2, prefix.residuals[2]))
     """
     last = model.cfg.n_layers
-    places = {block: _name(block) for block in blocks}
-    places[last] = f"blocks.{last - 1}.hook_resid_post"
     residuals: dict[int, Tensor] = {}
     hooks: list[FwdHook] = [
-        (name, partial(_keep, residuals=residuals, block=block)) for block, name in places.items()
+        (_before(block), partial(_keep, residuals=residuals, block=block))
+        for block in (*blocks, last)
     ]
     logits = forward_logits(model, batch, hooks)
     return Prefix(logits, residuals.pop(last), residuals)
@@ -142,8 +149,9 @@ def reproduces(model: Any, batch: Batch, prefix: Prefix, readout: Readout, block
     return bool(difference.abs().max() <= TOLERANCE * full.abs().max())
 
 
-def _name(block: int) -> str:
-    return f"blocks.{block}.hook_resid_pre"
+def _before(block: int) -> str:
+    """The end of the block before it: what its own first hook may do to the stream is done when it is run."""
+    return f"blocks.{block - 1}.hook_resid_post"
 
 
 def _keep(residual: Tensor, hook: Any, *, residuals: dict[int, Tensor], block: int) -> None:  # noqa: ARG001

@@ -23,6 +23,7 @@ from tl_geometry.evaluation.prefix import (
     Readout,
     can_start_at_layer,
     clean_prefix,
+    ends_with_blocks,
     forward_final,
     forward_logits,
     reproduces,
@@ -165,8 +166,8 @@ class _Runner:
     """Runs a model's variants on one batch after the other.
 
     Where some variants leave the first blocks alone and the model can start midway, all of them are
-    scored through the readout: what a variant scores must not depend on which others are still to
-    be run.
+    scored through the readout, but for those with hooks behind the last block: what a variant scores
+    must not depend on which others are still to be run.
     """
 
     def __init__(self, model: Any, variants: Sequence[Variant]) -> None:
@@ -214,7 +215,7 @@ class _Runner:
         self, batch: Batch, hooks: Sequence[FwdHook], start: tuple[int, Tensor] | None
     ) -> Tensor:
         """NLL under hooks, of a forward from its beginning or from a block on."""
-        if self._readout is not None:
+        if self._readout is not None and ends_with_blocks(hooks):
             final = forward_final(self.model, batch, hooks, start=start)
             return _read_nll(self._readout, final, batch)
         logits = forward_logits(self.model, batch, hooks)

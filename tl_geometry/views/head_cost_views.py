@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.views import results, style
 from tl_geometry.views.drawings import drawing
-from tl_geometry.views.estimates import estimates, listed, require_evaluation
+from tl_geometry.views.estimates import estimates, listed, percent, require_evaluation
 from tl_geometry.views.maps import SD
 from tl_geometry.views.page import rounded
 from tl_geometry.views.parts import Figure, Section
@@ -95,10 +97,17 @@ def correlations(ds: xr.Dataset) -> list[Table]:
         ("norm of", "attention", "rank correlation", "heads"),
         tuple(rows),
         (False, False, True, True),
-        "Spearman's rank correlation over heads, with 95 % of a bootstrap over them. It says what goes "
-        "together, not what causes what.",
+        f"Spearman's rank correlation over heads, with {percent(_confidence(ds))} of a bootstrap over them. It "
+        "says what goes together, not what causes what.",
     )
     return [table]
+
+
+def _confidence(ds: xr.Dataset) -> float:
+    """Coverage of the intervals over heads."""
+    settings = ds.attrs.get("settings")
+    own = settings.get("confidence") if isinstance(settings, Mapping) else None
+    return float(own or ds.attrs.get("confidence", 0.95))
 
 
 def sentences(ds: xr.Dataset) -> list[str]:

@@ -95,8 +95,8 @@ def representation_cost_profile(ds: xr.Dataset) -> go.Figure:
     shown = []
     for series in _COSTS:
         target, norm = series.variable.split()
-        place = targets.index(target), norms.index(norm)
-        shown.append((series, costs[place]))
+        if target in targets and norm in norms:
+            shown.append((series, costs[targets.index(target), norms.index(norm)]))
     figure = profile(ds, "Cost of a sink and of the diagonal", "norm of W (logarithmic)", shown)
     least = np.nanmin(costs.value, initial=np.inf) / 2
     for trace in figure.data:  # where an interval reaches zero, its band goes to the bottom

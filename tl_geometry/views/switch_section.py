@@ -188,9 +188,9 @@ def _costs(ds: xr.Dataset) -> Figure:
         smoothing_curves.representation_cost_profile(ds),
         "Cost of a sink and of the diagonal",
     )
-    sink, diagonal = (ds[COST].sel(target=target).values for target in ("sink", "diagonal"))
+    both = ds[COST].reindex(target=["sink", "diagonal"]).transpose("target", "layer", "norm").values
     label = f"Lines over the layers: {title.lower()}"
-    ratio = diagonal / sink
+    ratio = both[1] / both[0]
     if np.isfinite(ratio).any():
         label += (
             f"; diagonal over sink from {number(np.nanmin(ratio))} to {number(np.nanmax(ratio))}"
