@@ -271,6 +271,15 @@ def over_documents(documents: Sequence[dict[str, np.ndarray]]) -> dict[str, np.n
     return result | sink_labels(result)
 
 
+def allowed(name: str, tolerance: float) -> float:
+    """The tolerance of a variable, given that of the lengths it follows from.
+
+    The curvature through squared lengths in three neighbouring tenths is their second difference
+    over 0.1^2, which multiplies errors by up to 4 / 0.01.
+    """
+    return 400 * tolerance if name.startswith("sink_fit") and "convex" not in name else tolerance
+
+
 def assert_layer(ds: Any, label: int | str, expected: dict[str, Any], tolerance: float) -> None:
     """Every variable of one layer, and no variable that has no expectation."""
     layer = ds.sel(layer=label)
@@ -280,8 +289,9 @@ def assert_layer(ds: Any, label: int | str, expected: dict[str, Any], tolerance:
         if name == "regime":
             assert found.tolist() == values.tolist()
         else:
+            error = allowed(name, tolerance)
             np.testing.assert_allclose(
-                found, values, rtol=tolerance, atol=tolerance, err_msg=f"{name}, layer {label}"
+                found, values, rtol=error, atol=error, err_msg=f"{name}, layer {label}"
             )
 
 
@@ -294,7 +304,8 @@ def assert_equal(left: Any, right: Any, tolerance: float = 1e-6) -> None:
         if one.dtype.kind in "US":
             assert one.tolist() == other.tolist(), name
         else:
-            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=name)
+            error = allowed(name, tolerance)
+            np.testing.assert_allclose(one, other, rtol=error, atol=error, err_msg=name)
 
 
 def result_or_refusal(probe: Any, word: str) -> Any:
