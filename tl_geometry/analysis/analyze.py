@@ -69,7 +69,7 @@ def analyze(
             ``"separability"``, ``"switches"`` and ``"smoothing"``, which are the default, and
             ``"value_halfspace"`` and ``"halfspace"`` (switches, smoothing with the half-space conditions
             of values and of tokens, about a second per layer and document) and ``"costs"`` (convex
-            programs for the cost of a sink and of the diagonal, half a second).
+            programs for the cost of a sink and of the diagonal, a quarter of a second or more).
         n_ctx: tokens per window. Each window of a text is one document of the statistics.
         batch_size: windows per forward; by default about a thousand tokens.
         prepend_bos: whether a bos token opens every window of text; by default what the model's

@@ -14,6 +14,8 @@ import typer
 if TYPE_CHECKING:
     import torch
 
+EVERY_IMPORTANCE = "attention,value_weighted,value_weighted_normalized,contribution,random"
+
 
 class Backend(str, Enum):
     """The model class of TransformerLens to load."""
@@ -240,9 +242,6 @@ def parse_numbers(text: str, option: str) -> list[int]:
             )
         numbers += range(low, high + 1)
     return numbers
-
-
-EVERY_IMPORTANCE = "attention,value_weighted,value_weighted_normalized,contribution,random"
 
 
 def parse_names(text: str) -> list[str]:
