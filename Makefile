@@ -3,6 +3,7 @@
 #   make demo                 SmolLM2's geometry: tables here, out/demo.nc and out/demo.html
 #   make test                 the tests; make TL=4.3.0 test, make TL=2.18.0 test: the other lines
 #   make lint                 ruff, mypy, import-linter
+#   make faults               deliberate faults in a copy of the package: does a test notice each?
 #   make sinks                what sinks do and cost in SmolLM2: out/sinks.html
 #   make bench                the benchmarks (writes bench.json)
 #   make bounds               the bounds on separability, on every row of the demo corpora
@@ -38,7 +39,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo sinks test lint bench bounds browser clean env
+.PHONY: help demo sinks test lint faults bench bounds browser clean env
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -103,6 +104,9 @@ else
 lint:
 	@$(MAKE) TL=$(MAIN_TL) lint
 endif
+
+faults: env
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/faults.py
 
 bench: env
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
