@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch

@@ -66,13 +66,13 @@ _KV_HEADS = {"falcon": 1}
 
 @dataclass(frozen=True)
 class HFLayer:
-    """One attention layer: ``attention`` batch head query key, ``v`` batch key kv_head d_head, ``W_O`` head d_head d_model."""
+    """One layer: ``attention`` batch head query key, ``v`` batch key kv_head d_head, ``W_O`` head d_head d_model."""
 
     name: str
     attention: Tensor
     v: Tensor
     W_O: Tensor
-    b_O: Tensor | None
+    b_O: Tensor | None  # noqa: N815
     z: Tensor
     out: Tensor
 
@@ -98,7 +98,7 @@ def inputs(arch: str, *, rows: int = 2, length: int = 10, seed: int = 1) -> dict
 
 def read(arch: str, model: nn.Module, given: Mapping[str, Tensor]) -> list[HFLayer]:
     """All attention layers in forward order; in decoders self-attention before cross-attention."""
-    layout, names = LAYOUTS.get(arch, Layout()), []
+    layout = LAYOUTS.get(arch, Layout())
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     handles, values, outputs = [], [], []
     for name, module in model.named_modules():
