@@ -34,9 +34,11 @@ _LLAMA: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_UNGROUPED = {**_LLAMA, "num_key_value_heads": 4}
 _HEAD_8 = {**_LLAMA, "head_dim": 8}
 _GPT2: dict[str, Any] = {
     "vocab_size": VOCAB,
+    "n_ctx": 64,
     "n_embd": WIDTH,
     "n_head": 4,
     "n_layer": 2,
@@ -70,6 +72,7 @@ _T5: dict[str, Any] = {
     "d_ff": 48,
     "num_layers": 2,
     "num_heads": 4,
+    "n_positions": 64,
     "pad_token_id": 0,
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
@@ -79,6 +82,7 @@ _T5: dict[str, Any] = {
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", _GPT2),
     "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "llama_mqa": ("LlamaForCausalLM", "LlamaConfig", {**_LLAMA, "num_key_value_heads": 1}),
     "mistral": ("MistralForCausalLM", "MistralConfig", {**_HEAD_8, "sliding_window": 5}),
     "mixtral": (
         "MixtralForCausalLM",
@@ -96,7 +100,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": (
         "Gemma2ForCausalLM",
         "Gemma2Config",
-        {**_HEAD_8, "sliding_window": 5, "query_pre_attn_scalar": 8},
+        {**_HEAD_8, "sliding_window": 5, "query_pre_attn_scalar": 64},
     ),
     "gemma3": (
         "Gemma3ForCausalLM",
@@ -104,7 +108,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             **_HEAD_8,
             "sliding_window": 5,
-            "query_pre_attn_scalar": 8,
+            "query_pre_attn_scalar": 64,
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
@@ -127,7 +131,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_HEAD_8, **_MOE, "num_local_experts": 4, "sliding_window": 5},
     ),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _NEOX),
-    "phi": ("PhiForCausalLM", "PhiConfig", _NEOX),
+    "phi": ("PhiForCausalLM", "PhiConfig", {**_NEOX, "partial_rotary_factor": 0.5}),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": None}),
     "bloom": (
         "BloomForCausalLM",
@@ -172,9 +176,9 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MptConfig",
         {"vocab_size": VOCAB, "d_model": WIDTH, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
     ),
-    "olmo": ("OlmoForCausalLM", "OlmoConfig", _LLAMA),
-    "olmo_clip": ("OlmoForCausalLM", "OlmoConfig", {**_LLAMA, "clip_qkv": 0.3}),
-    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _LLAMA),
+    "olmo": ("OlmoForCausalLM", "OlmoConfig", _UNGROUPED),
+    "olmo_clip": ("OlmoForCausalLM", "OlmoConfig", {**_UNGROUPED, "clip_qkv": 0.3}),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _UNGROUPED),
     "olmo3": ("Olmo3ForCausalLM", "Olmo3Config", {**_LLAMA, "sliding_window": 5}),
     "exaone4": (
         "Exaone4ForCausalLM",
@@ -236,6 +240,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4},
     ),
     "bert": ("BertForMaskedLM", "BertConfig", _ENCODER),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**_ENCODER, "pad_token_id": 1}),
     "vit": (
         "ViTForImageClassification",
         "ViTConfig",
@@ -253,13 +258,14 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", "BartConfig", _BART),
 }
 
-BRIDGES: tuple[str, ...] = tuple(CONFIGS)
+BRIDGES: tuple[str, ...] = tuple(name for name in CONFIGS if name != "roberta")
+"""The architectures that TransformerLens 3 bridges too."""
 # The wrapped model computes attention by itself: edits of hook_pattern come too late.
-DELEGATED = frozenset({"bert", "vit", "gptj", "gpt_neo", "opt", "t5", "bart", "gemma4"})
+DELEGATED = frozenset({"bert", "roberta", "vit", "gptj", "gpt_neo", "opt", "t5", "bart", "gemma4"})
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No warnings of the libraries while a model is built, and the global random state kept."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -279,18 +285,18 @@ def enlarge(module: nn.Module, std: float = 0.3, seed: int = 0) -> nn.Module:
 
 
 def build_huggingface(
-    arch: str, *, attn: str = "eager", seed: int = 0, **overrides: Any
+    arch: str, *, attn: str = "eager", seed: int = 0, std: float = 0.3, **overrides: Any
 ) -> nn.Module:
     """The tiny Hugging Face model of an architecture, weights enlarged, in eval mode."""
     import transformers
 
     model_name, config_name, arguments = CONFIGS[arch]
-    with _quiet():
+    with quiet():
         config = getattr(transformers, config_name)(**{**arguments, **overrides})
-        model: Any = getattr(transformers, model_name)(config)
-        if arch != "mamba":
-            model.set_attn_implementation(attn)
-    return enlarge(model, seed=seed).eval()
+        # Some classes look at the attention implementation only while they are built.
+        options = {} if arch == "mamba" else {"attn_implementation": attn}
+        model: Any = getattr(transformers, model_name)._from_config(config, **options)
+    return enlarge(model, std, seed).eval()
 
 
 def build_bridge(
@@ -305,7 +311,7 @@ def build_bridge(
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     model: Any = build_huggingface(arch, attn=attn, seed=seed, **overrides).to(dtype)
-    with _quiet():
+    with quiet():
         bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
     return bridge.eval()
 
@@ -333,11 +339,13 @@ HOOKED_CONFIGS: dict[str, dict[str, Any]] = {
         "final_rms": True,
     },
     "shortformer": {"positional_embedding_type": "shortformer"},
+    "learned_sinks": {"use_attention_sinks": True},
 }
-HOOKED: tuple[str, ...] = tuple(HOOKED_CONFIGS)
+HOOKED: tuple[str, ...] = tuple(name for name in HOOKED_CONFIGS if name != "learned_sinks")
+"""The variants that TransformerLens 2 knows too."""
 
 
-def build_hooked(arch: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:
+def build_hooked(arch: str = "llama", *, seed: int = 0, std: float = 0.3, **overrides: Any) -> Any:
     """A tiny random HookedTransformer; `overrides` go into its config."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
@@ -358,6 +366,6 @@ def build_hooked(arch: str = "llama", *, seed: int = 0, **overrides: Any) -> Any
     }
     if settings.get("attn_only"):
         settings.update(act_fn=None, d_mlp=None)
-    with _quiet():
+    with quiet():
         model = HookedTransformer(HookedTransformerConfig(**settings))
-    return enlarge(model, seed=seed).eval()
+    return enlarge(model, std, seed).eval()

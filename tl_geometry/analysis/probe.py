@@ -251,9 +251,7 @@ class Probe:
         return assemble(self.measures, labels, kept, attrs)
 
     def _notes(self) -> list[str]:
-        notes = []
-        if bare := self.reader.without_norm:
-            notes.append(f'output="normed": no norm follows the attention of the layers {bare}')
+        notes = self.reader.notes()
         if found := int(self._ledger.padding):
             notes.append(f"{found} positions were taken for padding: no attention_mask was given")
         removed = [

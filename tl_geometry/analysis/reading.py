@@ -49,12 +49,8 @@ class LayerReader:
         self.sites = list(sites)
         self.reports = {report.layer: report for report in diagnosis.layers}
         self.sink, self.value_bias, self.output = sink, value_bias, output
-        self._read_norms()
-        self.without_norm = [
-            site.layer
-            for site in self.sites
-            if output == "normed" and site.index not in self.norm_weights
-        ]
+        self.without_norm: list[int | str] = []
+        self._read_factors()
         self._frames = Frames(self.sites)
 
     def refresh(self) -> None:
@@ -66,13 +62,41 @@ class LayerReader:
         dropped = active_dropout(self.model)
         if dropped is not None:
             raise ValueError(f"dropout is active ({dropped}): call model.eval() first")
-        self._read_norms()
-        self._frames.refresh(self.norm_weights)
+        self._read_factors()
+        self._frames.refresh(self.factors)
 
-    def _read_norms(self) -> None:
+    def _read_factors(self) -> None:
+        """Find what multiplies an output behind W_O: the scale of a norm, if asked for, and a layer's constant."""
         read = self.sites if self.output == "normed" else []
         found = {site.index: post_norm_scale(site) for site in read}
-        self.norm_weights = {index: scale for index, scale in found.items() if scale is not None}
+        self.without_norm = [site.layer for site in read if found[site.index] is None]
+        self.factors = {index: scale for index, scale in found.items() if scale is not None}
+        for site in self.sites:
+            constant = self.reports[site.layer].output_scale
+            if constant != 1:
+                self.factors[site.index] = torch.full((site.d_model,), constant).to(site.W_O)
+
+    def notes(self) -> list[str]:
+        """What lengths and directions of outputs mean where more than W_O makes them."""
+        reports = [self.reports[site.layer] for site in self.sites]
+        scales = {r.layer: r.output_scale for r in reports if r.output_scale != 1}
+        normed = [report.layer for report in reports if report.verdict == "normed"]
+        notes = []
+        if self.without_norm:
+            notes.append(
+                f'output="normed": no norm follows the attention of the layers {self.without_norm}'
+            )
+        if normed and self.output == "raw":
+            notes.append(
+                f"a norm follows the attention of the layers {normed}: outputs are measured in front of it; "
+                'output="normed" multiplies them by its scale'
+            )
+        for constant in sorted({round(scale, 6) for scale in scales.values()}):
+            layers = [label for label, scale in scales.items() if round(scale, 6) == constant]
+            notes.append(
+                f"outputs of the layers {layers} are multiplied by {constant:g} behind W_O: lengths include it"
+            )
+        return notes
 
     def geometry(
         self,
@@ -88,7 +112,7 @@ class LayerReader:
         Raises:
             ValueError: tensors or masks that do not fit, with the layer's label.
         """
-        norm_weight = self.norm_weights.get(site.index)
+        factor = self.factors.get(site.index)
         bias = site.b_V if self.value_bias == "remove" else None
         with named_layer(site):
             if not site.cross and pattern.shape[-1] != pattern.shape[-2]:
@@ -105,11 +129,11 @@ class LayerReader:
                 z=z,
                 value_bias="as_hooked" if bias is None else "remove",
                 b_V=bias,
-                output="raw" if norm_weight is None else "normed",
-                norm_weight=norm_weight,
+                output="raw" if factor is None else "normed",
+                norm_weight=factor,
                 cross=site.cross,
                 causal=self.reports[site.layer].causal and not site.cross,
-                frame=self._frames.of(site, norm_weight),
+                frame=self._frames.of(site, factor),
                 masked=True,
                 layer=site.index,
                 documents=documents,
