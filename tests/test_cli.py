@@ -34,6 +34,9 @@ ANALYZE_DEFAULTS = {
     "layers": None,
     "heads": None,
     "seed": 0,
+    "checkpoint": None,
+    "checkpoint_every": 64,
+    "resume": False,
     "progress": True,
     "keep_examples": 0,
 }
@@ -169,7 +172,8 @@ def test_analyze_passes_everything_on(calls, tmp_path):
         "--backend hooked --no-processing --device cpu --dtype float64 --n-ctx 64 --batch-size 3 "
         "--max-documents 5 --no-prepend-bos --sink 0,2 --layers 0,2-3,encoder.0 "
         "--heads 0.1,encoder.0.12 --top-n 2,4-6 --queries 9 --no-value-bias --output-norm --skip-unsupported "
-        "--measures separability,sinks --keep-examples 2 --seed 7 --no-progress"
+        "--measures separability,sinks --keep-examples 2 --seed 7 --no-progress "
+        "--checkpoint run.ckpt --checkpoint-every 5 --resume"
     )
     result = run("analyze", "some/model", "--text", source, "--out", out, *options.split())
     assert result.exit_code == 0, result.output
@@ -180,6 +184,7 @@ def test_analyze_passes_everything_on(calls, tmp_path):
     assert str(loading.pop("dtype")) == "torch.float64"
     assert loading == {"backend": "hooked", "processing": False}
     _, data, analysis = calls["analyze"]
+    assert str(analysis.pop("checkpoint")) == "run.ckpt"
     assert data == ["some words"]
     assert analysis == {
         "measures": ["separability", "sinks"],
@@ -197,6 +202,8 @@ def test_analyze_passes_everything_on(calls, tmp_path):
         "on_unsupported": "skip",
         "keep_examples": 2,
         "seed": 7,
+        "checkpoint_every": 5,
+        "resume": True,
         "progress": False,
     }
     corpus = {"name": "text.txt", "source": str(source), "texts": 1, "tokens": 120}

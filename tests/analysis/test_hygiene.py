@@ -421,7 +421,7 @@ def test_states_do_not_grow_with_documents_or_length(model):
     def size():
         return sum(
             value.numel()
-            for metric in (*measures, probe._ledger)
+            for metric in (*measures, probe.ledger)
             for value in metric.__dict__.values()
             if isinstance(value, torch.Tensor)
         )

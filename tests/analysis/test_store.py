@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 
 from tl_geometry.analysis import store
+from tl_geometry.analysis.flat_hdf5 import FlatFile
 from tl_geometry.analysis.store import DamagedFileError, UnknownFormatError, load, save
 
 
@@ -194,14 +195,14 @@ def test_a_later_format_is_refused(tmp_path, monkeypatch):
 
 def test_content_that_the_library_reads_differently_is_refused(tmp_path, monkeypatch):
     path = save(example(), tmp_path / "run.nc")
-    read = xr.load_dataset
+    read = FlatFile.arrays
 
-    def misread(*args, **kwargs):
-        raw = read(*args, **kwargs)
-        raw["sink_rate"].values[0, 1] += 1e-7
-        return raw
+    def misread(self, names):
+        arrays = read(self, names)
+        arrays["sink_rate"][0, 1] += 1e-7
+        return arrays
 
-    monkeypatch.setattr(xr, "load_dataset", misread)
+    monkeypatch.setattr(FlatFile, "arrays", misread)
     with pytest.raises(DamagedFileError, match="content"):
         load(path)
 

@@ -16,8 +16,8 @@ from evaluation_data.reference import (
 )
 from zoo.architectures import build_bridge
 
+from tl_geometry.analysis.weights_digest import weights_digest
 from tl_geometry.evaluation import Variant, prefix, read_documents, run_variants, runs
-from tl_geometry.evaluation.weights_digest import weights_digest
 
 GONE = {
     "full": [],

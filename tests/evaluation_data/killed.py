@@ -55,27 +55,19 @@ def evaluate(name: str, file: Path) -> dict[str, list[str]]:
 def die_at(save: int, where: str) -> None:
     """SIGKILL at a save of the checkpoint: ``"before"`` the new file takes its place, or ``"after"``."""
     count = 0
-    replace, sync = Path.replace, os.fsync
+    replace = Path.replace
 
-    def step() -> None:
+    def replace_or_die(self: Path, target: Path) -> Path:
         nonlocal count
         count += 1
+        if count == save and where == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = replace(self, target)
         if count == save:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def replace_and_step(self: Path, target: Path) -> Path:
-        result = replace(self, target)
-        step()
         return result
 
-    def step_and_sync(descriptor: int) -> None:
-        step()
-        sync(descriptor)
-
-    if where == "after":
-        Path.replace = replace_and_step
-    else:
-        os.fsync = step_and_sync
+    Path.replace = replace_or_die
 
 
 def child(name: str, file: Path, output: Path, save: int = 0, where: str = "after") -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_geometry.analysis.accumulator import Accumulator
+from tl_geometry.analysis.checkpoint import CHECKPOINT_EVERY, RunCheckpoint
 from tl_geometry.analysis.defaults import (
     QUERIES,
     MeasureName,
@@ -19,10 +20,11 @@ from tl_geometry.analysis.defaults import (
     checked_measures,
     default_measures,
 )
+from tl_geometry.analysis.examples import first_tokens, with_examples
 from tl_geometry.analysis.probe import Probe
-from tl_geometry.analysis.prompt import PromptMode, prompt_matrices, prompt_tokens
+from tl_geometry.analysis.run_identity import run_fingerprint
 from tl_geometry.arguments import whole_number, whole_seed
-from tl_geometry.data import Batch, token_batches
+from tl_geometry.data import BatchStream, token_batches
 from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.hooks.stream import has_stream
 from tl_geometry.measures.layer import Output, ValueBias
@@ -30,8 +32,6 @@ from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.separability import TOP_N
 
 __all__ = ["analyze"]
-
-EXAMPLE_TOKENS = 64
 
 
 def analyze(
@@ -49,6 +49,9 @@ def analyze(
     layers: Iterable[int | str] | None = None,
     heads: Iterable[tuple[int | str, int]] | None = None,
     *,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = CHECKPOINT_EVERY,
+    resume: bool = False,
     value_bias: ValueBias = "as_hooked",
     output: Output = "raw",
     keep_examples: int = 0,
@@ -82,6 +85,14 @@ def analyze(
             why.
         layers: labels of the layers to measure.
         heads: list of (layer, head); other heads are NaN.
+        checkpoint: a file that keeps what is measured of a long run, whatever ends it.
+        checkpoint_every: documents between two writes of that file, which come between two batches.
+        resume: go on from that file where it exists: with the same model, data and settings the
+            result is that of an uninterrupted run bit for bit. The data are read from their beginning
+            and compared, but not run again. A finished run leaves its result in the file, which stays;
+            resuming it reads the data and runs nothing. Without it an existing file is refused. Accumulators of
+            your own are kept by their states (``add_state``) and told apart by their ``settings`` and code; what is
+            random in them must follow from the documents' numbers.
         value_bias: ``"remove"`` subtracts the value bias where the model has one.
         output: ``"normed"`` measures contributions after the norm that some models put behind the
             attention.
@@ -98,8 +109,11 @@ def analyze(
     Raises:
         TypeError: a number that should be an integer and is none.
         ValueError: data without a document, no measure, an unsupported layer, a model that takes no
-            tokens, or activations that can't be
-            trusted; the message says what was found and what to do.
+            tokens, activations that can't be trusted, or a checkpoint of another run or that is
+            damaged; the message says what was found and what to do.
+        FileExistsError: the checkpoint exists and ``resume`` is False.
+        OSError: the checkpoint can't be written; the file in place stays whole.
+        RuntimeError: another run holds the checkpoint.
     """
     if isinstance(measures, (Accumulator, str)):
         measures = [measures]
@@ -117,17 +131,78 @@ def analyze(
         prepend_bos=prepend_bos,
         max_documents=max_documents,
     )
-    probe = Probe(
-        model,
-        chosen,
-        sink=sink,
-        layers=layers,
-        heads=heads,
-        on_unsupported=on_unsupported,
-        value_bias=value_bias,
-        output=output,
-    )
+    one = isinstance(layers, str) or not isinstance(layers, Iterable)
+    settings: dict[str, Any] = {
+        "sink": sink,
+        "layers": layers if one or layers is None else list(layers),
+        "heads": None if heads is None else list(heads),
+        "on_unsupported": on_unsupported,
+        "value_bias": value_bias,
+        "output": output,
+    }
+    fingerprint: dict[str, Any] = {}
+    if checkpoint is not None:
+        reading = {
+            "n_ctx": stream.n_ctx,
+            "batch_size": batch_size,
+            "prepend_bos": prepend_bos,
+            "max_documents": max_documents,
+            "keep_examples": keep_examples,
+            "seed": seed,
+        }
+        fingerprint = run_fingerprint(model, chosen, {**settings, **reading})
+    with RunCheckpoint(checkpoint, fingerprint, every=checkpoint_every, resume=resume) as kept:
+        finished = kept.finished(stream)
+        if finished is not None:
+            return finished
+        probe = Probe(model, chosen, **settings)
+        _refuse_decoder(probe)
+        examples = _run(model, stream, probe, kept, keep_examples, progress)
+        ds = probe.result()
+        ds.attrs |= {
+            "n_ctx": stream.n_ctx,
+            "prepend_bos": stream.bos.prepend,
+            "bos_rule": stream.bos.rule,
+            "seed": seed if given is None or any(isinstance(m, str) for m in given) else None,
+            "skipped_documents": dict(stream.skipped),
+            "warnings": [*ds.attrs["warnings"], *notes, *stream.warnings],
+        }
+        if examples:
+            ds = with_examples(ds, model, probe, examples)
+        kept.finish(ds)
+    return ds
+
+
+def _run(
+    model: Any,
+    stream: BatchStream,
+    probe: Probe,
+    kept: RunCheckpoint,
+    keep_examples: int,
+    progress: bool,
+) -> list[Tensor]:
+    """Measure every batch that was not measured before; the first tokens of some documents."""
     device = probe.sites[0].device
+    examples = kept.follow(probe)
+    with torch.no_grad(), tqdm(total=stream.total, unit=" documents", disable=not progress) as bar:
+        for batch in stream:
+            if not kept.holds(batch):
+                mask = batch.attention_mask
+                model.run_with_hooks(
+                    batch.tokens.to(device),
+                    return_type=None,
+                    fwd_hooks=probe.hooks(attention_mask=mask, documents=batch.documents),
+                    **{mask_argument(model): mask.long().to(device)},
+                )
+                probe.check()
+                examples |= first_tokens(batch) if keep_examples else {}
+                examples = dict(sorted(examples.items())[:keep_examples])
+                kept.add(examples)
+            bar.update(len(batch.documents))
+    return list(examples.values())
+
+
+def _refuse_decoder(probe: Probe) -> None:
     if any(
         isinstance(site.layer, str) and site.layer.startswith("decoder") for site in probe.sites
     ):
@@ -135,30 +210,6 @@ def analyze(
             "analyze runs models on tokens alone, but an encoder-decoder needs the decoder's tokens too: "
             "run it yourself, with Probe.hooks(attention_mask=..., decoder_attention_mask=...)"
         )
-    examples: dict[int, Tensor] = {}
-    with torch.no_grad(), tqdm(total=stream.total, unit=" documents", disable=not progress) as bar:
-        for batch in stream:
-            mask = batch.attention_mask
-            model.run_with_hooks(
-                batch.tokens.to(device),
-                return_type=None,
-                fwd_hooks=probe.hooks(attention_mask=mask, documents=batch.documents),
-                **{mask_argument(model): mask.long().to(device)},
-            )
-            probe.check()
-            examples |= _first_tokens(batch) if keep_examples else {}
-            examples = dict(sorted(examples.items())[:keep_examples])
-            bar.update(len(batch.documents))
-    ds = probe.result()
-    ds.attrs |= {
-        "n_ctx": stream.n_ctx,
-        "prepend_bos": stream.bos.prepend,
-        "bos_rule": stream.bos.rule,
-        "seed": seed if given is None or any(isinstance(m, str) for m in given) else None,
-        "skipped_documents": dict(stream.skipped),
-        "warnings": [*ds.attrs["warnings"], *notes, *stream.warnings],
-    }
-    return _with_examples(ds, model, probe, list(examples.values())) if examples else ds
 
 
 def _measures(
@@ -175,46 +226,3 @@ def _measures(
             "queries and top_n set measures that go by a name; give them to Separability() itself"
         )
     return checked_measures(given, options), []
-
-
-def _first_tokens(batch: Batch) -> dict[int, Tensor]:
-    """The first real tokens of each document, by its number."""
-    rows = zip(batch.documents, batch.tokens, batch.attention_mask, strict=True)
-    return {number: tokens[mask][:EXAMPLE_TOKENS] for number, tokens, mask in rows}
-
-
-def _with_examples(ds: xr.Dataset, model: Any, probe: Probe, examples: list[Tensor]) -> xr.Dataset:
-    """Add the matrices of some documents' first tokens; NaN where a query can't see a key."""
-    longest = max(len(tokens) for tokens in examples)
-    shape = (len(examples), len(probe.sites), ds.sizes["head"], longest, longest)
-    modes: tuple[PromptMode, ...] = ("attention", "intra")
-    found = {mode: np.full(shape, np.nan, np.float32) for mode in modes}
-    words = np.full((len(examples), longest), "", dtype=object)
-    reader = probe.reader
-    for row, example in enumerate(examples):
-        tokens, words[row, : len(example)] = prompt_tokens(model, example, prepend_bos=None)
-        one = prompt_matrices(
-            model,
-            tokens,
-            probe.sites,
-            probe.diagnosis,
-            modes,
-            value_bias=reader.value_bias,
-            output=reader.output,
-        )
-        for mode, array in found.items():
-            visible = np.where(one.available[:, None], one.by_mode[mode], np.nan)
-            array[row, :, : visible.shape[1], : len(example), : len(example)] = visible
-    axes = ("example", "layer", "head", "query", "key")
-    names = {"attention": "attention", "intra": "contribution weight (intra)"}
-    with_examples: xr.Dataset = ds.assign(
-        example_tokens=(("example", "token"), words.astype(str)),
-        example_length=(("example",), np.array([len(tokens) for tokens in examples])),
-        example_attention=(
-            axes,
-            found["attention"],
-            {"long_name": names["attention"], "units": "1"},
-        ),
-        example_contribution=(axes, found["intra"], {"long_name": names["intra"], "units": "1"}),
-    )
-    return with_examples

@@ -102,7 +102,7 @@ class Probe:
         self._kept_heads = kept_heads(self.sites, heads, self.skipped_layers)
         self._rows = {site.index: row for row, site in enumerate(self.sites)}
         self._pad = PadToken.of(model)
-        self._seen = 0
+        self.seen = 0
         self._stream = any(measure.reads_stream for measure in self.measures)
         self.reading: dict[int, object] = {}  # by layer: the feed that began it last
         self._waiting = 0  # layers whose attention was seen and whose residual stream was not
@@ -111,7 +111,7 @@ class Probe:
         for measure in self.measures:
             measure.check_free()
         with torch.inference_mode(False):  # states must outlive an inference block they are made in
-            self._ledger = Ledger(self.sites, n_heads, device)
+            self.ledger = Ledger(self.sites, n_heads, device)
             for measure in self.measures:
                 measure.bind(len(self.sites), n_heads, device)
 
@@ -184,8 +184,8 @@ class Probe:
         """Numbers of the rows of a batch within the corpus: as given, or counted on."""
         if given is not None and len(given) != n:
             raise ValueError(f"documents names {len(given)} rows, but the batch has {n}")
-        self._seen += n
-        return range(self._seen - n, self._seen) if given is None else given
+        self.seen += n
+        return range(self.seen - n, self.seen) if given is None else given
 
     def take(
         self,
@@ -198,12 +198,12 @@ class Probe:
         """Hand one layer to the checks and to every accumulator."""
         row = self._rows[site.index]
         if row == 0:
-            self._ledger.count(
+            self.ledger.count(
                 geometry.rows.any(1),
                 pads_found=masks.found_padding(site),
                 unexplained=masks.unexplained,
             )
-        self._ledger.update(row, geometry, z, v)
+        self.ledger.update(row, geometry, z, v)
         self._waiting += int(self._stream)
         with named_layer(site):
             for measure in self.measures:
@@ -213,7 +213,7 @@ class Probe:
         """Hand the residual stream around one layer to every accumulator that reads it."""
         row = self._rows[site.index]
         self._waiting -= 1
-        self._ledger.update_stream(row, stream)
+        self.ledger.update_stream(row, stream)
         with named_layer(site):
             for measure in (m for m in self.measures if m.reads_stream):
                 measure.update_stream(row, stream)
@@ -227,7 +227,7 @@ class Probe:
                 pattern @ v); the message names the layer.
         """
         self.check()
-        counts = self._ledger.compute()
+        counts = self.ledger.compute()
         attrs = model_provenance(self.model, self.diagnosis.processing) | {
             "sink": plain_sink(self.reader.sink),
             "value_bias": self.reader.value_bias,
@@ -252,11 +252,11 @@ class Probe:
 
     def _notes(self) -> list[str]:
         notes = self.reader.notes()
-        if found := int(self._ledger.padding):
+        if found := int(self.ledger.padding):
             notes.append(f"{found} positions were taken for padding: no attention_mask was given")
         removed = [
             f"L{self.sites[layer].layer}H{head}"
-            for layer, head in self._ledger.silenced.nonzero().tolist()
+            for layer, head in self.ledger.silenced.nonzero().tolist()
         ]
         if removed:
             notes.append(
@@ -271,23 +271,23 @@ class Probe:
 
     def check(self) -> None:
         """Raise if what was seen so far can't be trusted; :meth:`result` does the same."""
-        self._ledger.verify()
+        self.ledger.verify()
         if self._waiting:
             raise RuntimeError(
                 "the residual stream was not seen in every forward, because one of them stopped inside a "
                 "block: call probe.reset() and run the batches again"
             )
-        if self._ledger.with_sink == 0 and not isinstance(self.reader.sink, str):
+        if self.ledger.with_sink == 0 and not isinstance(self.reader.sink, str):
             raise ValueError(f"sink={plain_sink(self.reader.sink)} names no token of any document")
 
     def reset(self) -> None:
         """Forget all batches."""
         with torch.inference_mode(False):
-            for metric in (self._ledger, *self.measures):
+            for metric in (self.ledger, *self.measures):
                 metric.reset()
-        self._ledger.fired = [0] * len(self.sites)
+        self.ledger.fired = [0] * len(self.sites)
         self._waiting = 0
-        self._seen = 0
+        self.seen = 0
 
 
 def _batched(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-__all__ = ["RECORD", "pack", "unpack"]
+__all__ = ["RECORD", "decode_attrs", "encode_attrs", "pack", "stored_names", "unpack"]
 
 RECORD = "tl_geometry_record"
 _NATIVE_ATTRS = ("long_name", "units", "source")  # netCDF attributes too, for other tools
+_MOST_BITS = 14_000  # Python reads no longer decimals unless told to
 
 
 def pack(ds: xr.Dataset) -> tuple[xr.Dataset, str]:
@@ -51,27 +53,38 @@ def pack(ds: xr.Dataset) -> tuple[xr.Dataset, str]:
                 "dtype": "object" if values.dtype == object else values.dtype.str,
                 "coordinate": name in ds.coords,
                 "escaped": escaped,
-                "attrs": _encode_attrs(variable.attrs, f"ds[{name!r}].attrs"),
+                "attrs": encode_attrs(variable.attrs, f"ds[{name!r}].attrs"),
             }
         )
-    text = json.dumps({"attrs": _encode_attrs(ds.attrs, "ds.attrs"), "variables": entries})
+    text = json.dumps({"attrs": encode_attrs(ds.attrs, "ds.attrs"), "variables": entries})
     packed = _dataset(raw, set(map(str, ds.coords)), {RECORD: text})
     return packed, _content_digest(text, arrays)
 
 
-def unpack(packed: xr.Dataset) -> tuple[xr.Dataset, str]:
-    """The dataset that `pack` was given, and the digest of its content as it is now."""
-    text = packed.attrs[RECORD]
-    record = json.loads(text)
+def stored_names(record: str) -> list[str]:
+    """Names of the variables that a record describes."""
+    return [entry["name"] for entry in json.loads(record)["variables"]]
+
+
+def unpack(
+    record: str, stored: Mapping[str, NDArray[Any]], most_bytes: int
+) -> tuple[xr.Dataset, str]:
+    """The dataset that `pack` was given, and the digest of its content as it is now.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, RecursionError: the record is none that
+            `pack` wrote, or describes more than ``most_bytes``.
+    """
+    described = json.loads(record)
     arrays = {}
     variables = {}
-    for entry in record["variables"]:
+    for entry in described["variables"]:
         name = entry["name"]
-        arrays[name] = _restored(packed.variables[name].values, entry)
-        variables[name] = (entry["dims"], arrays[name], _decode_attrs(entry["attrs"]))
-    coordinates = {entry["name"] for entry in record["variables"] if entry["coordinate"]}
-    ds = _dataset(variables, coordinates, _decode_attrs(record["attrs"]))
-    return ds, _content_digest(text, arrays)
+        arrays[name] = _restored(stored[name], entry, most_bytes)
+        variables[name] = (entry["dims"], arrays[name], decode_attrs(entry["attrs"]))
+    coordinates = {entry["name"] for entry in described["variables"] if entry["coordinate"]}
+    ds = _dataset(variables, coordinates, decode_attrs(described["attrs"]))
+    return ds, _content_digest(record, arrays)
 
 
 def _dataset(
@@ -117,8 +130,10 @@ def _stored(values: NDArray[Any]) -> tuple[NDArray[Any], bool]:
     return np.array(strings, dtype=object).reshape(values.shape), escaped
 
 
-def _restored(stored: NDArray[Any], entry: dict[str, Any]) -> NDArray[Any]:
+def _restored(stored: NDArray[Any], entry: dict[str, Any], most_bytes: int) -> NDArray[Any]:
     dtype = np.dtype(entry["dtype"])
+    if dtype.kind not in "biufUO" or dtype.itemsize * stored.size > most_bytes:
+        raise ValueError(f"{entry['name']!r} can't be of type {dtype}")
     if stored.size == 0:
         return np.zeros(stored.shape, dtype)
     if entry["escaped"]:
@@ -131,17 +146,24 @@ def _is_utf8(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _encode_attrs(value: Any, where: str) -> Any:
+def encode_attrs(value: Any, where: str) -> Any:
+    """A value as JSON holds it; ``where`` names it in an error.
+
+    Raises:
+        ValueError: it is none of what attributes can be.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, list | tuple):
-        items = [_encode_attrs(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        items = [encode_attrs(item, f"{where}[{i}]") for i, item in enumerate(value)]
         return {"!tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
-        pairs = {key: _encode_attrs(item, f"{where}[{key!r}]") for key, item in value.items()}
+        pairs = {key: encode_attrs(item, f"{where}[{key!r}]") for key, item in value.items()}
         if all(isinstance(key, str) and not key.startswith("!") for key in pairs):
             return pairs
-        return {"!dict": [[_encode_attrs(k, where), item] for k, item in pairs.items()]}
+        return {"!dict": [[encode_attrs(k, where), item] for k, item in pairs.items()]}
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError(f"{where} is an integer of more than {_MOST_BITS} bits")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(
@@ -150,15 +172,16 @@ def _encode_attrs(value: Any, where: str) -> Any:
     )
 
 
-def _decode_attrs(value: Any) -> Any:
+def decode_attrs(value: Any) -> Any:
+    """The value that `encode_attrs` was given."""
     if isinstance(value, list):
-        return [_decode_attrs(item) for item in value]
+        return [decode_attrs(item) for item in value]
     if isinstance(value, dict):
         if "!tuple" in value:
-            return tuple(_decode_attrs(item) for item in value["!tuple"])
+            return tuple(decode_attrs(item) for item in value["!tuple"])
         if "!dict" in value:
-            return {_decode_attrs(key): _decode_attrs(item) for key, item in value["!dict"]}
-        return {key: _decode_attrs(item) for key, item in value.items()}
+            return {decode_attrs(key): decode_attrs(item) for key, item in value["!dict"]}
+        return {key: decode_attrs(item) for key, item in value.items()}
     return value
 
 

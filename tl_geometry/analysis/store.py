@@ -6,25 +6,39 @@ attribute ``tl_geometry_record``. Two SHA-256 digests guard the file. One covers
 follows the HDF5 data, where HDF5 does not look; it is compared first, so that the HDF5 library
 never has to parse damaged metadata. The other covers the content (names, dims, dtypes, values,
 attributes) and is compared with what the library made of those bytes.
+
+Digests tell of damage, not of intent: who changes a file can compute them anew. So nothing is read
+but plain arrays inside the file itself, of a size that its bytes can hold.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from tl_geometry.analysis.record import pack, unpack
+from tl_geometry.analysis.files import check_place, replacement
+from tl_geometry.analysis.flat_hdf5 import MOST_EXPANSION, FlatFile, RefusedContentError
+from tl_geometry.analysis.record import RECORD, pack, stored_names, unpack
 
-__all__ = ["DamagedFileError", "UnknownFormatError", "load", "save"]
+__all__ = [
+    "CHECKPOINT",
+    "DamagedFileError",
+    "UnknownFormatError",
+    "load",
+    "read_file",
+    "save",
+    "write_file",
+]
 
 FORMAT_VERSION = 1
+RESULT, CHECKPOINT = "result", "checkpoint of analyze"
 
-_FORMAT, _CONTENT = "tl_geometry_format", "tl_geometry_content_sha256"
+_FORMAT, _KIND = "tl_geometry_format", "tl_geometry_kind"
+_CONTENT = "tl_geometry_content_sha256"
 _TRAILER = b"\ntl_geometry sha256 of the bytes above: "
 _TRAILER_SIZE = len(_TRAILER) + 64
 
@@ -69,29 +83,26 @@ def save(ds: xr.Dataset, path: str | Path, *, overwrite: bool = True) -> Path:
             "a DataArray becomes one by .to_dataset(name=...)"
         )
     target = Path(path)
-    if target.is_dir():
-        raise IsADirectoryError(f"path: {target} is a directory, expected the name of a file")
+    check_place(target)
     if target.exists() and not overwrite:
         raise FileExistsError(f"path: {target} exists; pass overwrite=True to replace it")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"path: there is no directory {target.parent}")
+    write_file(ds, target, RESULT)
+    return target
+
+
+def write_file(ds: xr.Dataset, target: Path, kind: str) -> None:
+    """Write a dataset as a file of some kind; errors as for `save`."""
     raw, digest = pack(ds)
-    raw.attrs |= {_FORMAT: FORMAT_VERSION, _CONTENT: digest}
+    raw.attrs |= {_FORMAT: FORMAT_VERSION, _CONTENT: digest, _KIND: kind}
     encoding = {name: _encoding(variable) for name, variable in raw.variables.items()}
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
-    # Created by open(2) with mode 0666, so that the umask decides, as for any file.
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    try:
+    with replacement(target) as temporary:
         try:
             raw.to_netcdf(temporary, mode="w", engine="h5netcdf", encoding=encoding)
         except RuntimeError as error:  # h5py's way to report a write that failed while closing
             raise OSError(f"could not write {target}: {error}") from error
-        _append_trailer(temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_directory(target.parent)
-    return target
+        content = temporary.read_bytes()
+        with temporary.open("ab") as file:
+            file.write(_TRAILER + hashlib.sha256(content).hexdigest().encode())
 
 
 def load(path: str | Path) -> xr.Dataset:
@@ -114,21 +125,64 @@ def load(path: str | Path) -> xr.Dataset:
         DamagedFileError: the file is truncated or was changed since it was saved.
         OSError: the file cannot be read.
     """
-    source = Path(path)
+    return read_file(Path(path), RESULT)
+
+
+def read_file(source: Path, kind: str) -> xr.Dataset:
+    """Read a file of some kind that `write_file` wrote; errors as for `load`."""
     if not source.exists():
         raise FileNotFoundError(f"path: there is no file {source}")
-    _check_bytes(source)
-    raw = xr.load_dataset(source, engine="h5netcdf", decode_cf=False)
-    version = raw.attrs.get(_FORMAT)
-    if version != FORMAT_VERSION:
-        raise UnknownFormatError(
-            f"path: {source} has format {version}, this version of tl_geometry reads format "
-            f"{FORMAT_VERSION}; update the package"
-        )
-    ds, digest = unpack(raw)
-    if digest != raw.attrs[_CONTENT]:
+    if not (source.is_file() or source.is_dir()):
+        raise UnknownFormatError(f"path: {source} is a pipe, a socket or a device, no result")
+    content = _checked_bytes(source)
+    try:
+        with FlatFile(content) as file:
+            _check_kind(source, file, kind)
+            record = file.attribute(RECORD)
+            if not isinstance(record, str):
+                raise RefusedContentError(f"there is no {RECORD}")
+            arrays = file.arrays(stored_names(record))
+            saved = file.attribute(_CONTENT)
+        ds, digest = unpack(record, arrays, MOST_EXPANSION * len(content))
+    except UnknownFormatError:
+        raise
+    except _MALFORMED as error:
+        raise DamagedFileError(
+            f"path: {source} holds what tl_geometry.save does not write: {error}"
+        ) from error
+    if digest != saved:
         raise DamagedFileError(f"path: the content of {source} is not the content that was saved")
     return ds
+
+
+# What h5py, json, numpy and xarray raise on data that their own writers would not have made.
+_MALFORMED = (
+    AttributeError,
+    KeyError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def _check_kind(source: Path, file: FlatFile, kind: str) -> None:
+    version = file.attribute(_FORMAT)
+    if version != FORMAT_VERSION:
+        newer = isinstance(version, int) and version > FORMAT_VERSION
+        raise UnknownFormatError(
+            f"path: {source} has format {str(version)[:80]}, this version of tl_geometry reads format "
+            f"{FORMAT_VERSION}{'; update the package' if newer else ''}"
+        )
+    found = file.attribute(_KIND) or RESULT
+    if found == kind:
+        return
+    remedy = f": analyze(..., checkpoint={str(source)!r}, resume=True) goes on from it"
+    raise UnknownFormatError(
+        f"path: {source} is a {str(found)[:80]}, not a {kind}{remedy if found == CHECKPOINT else ''}"
+    )
 
 
 def _encoding(variable: xr.Variable) -> dict[str, Any]:
@@ -139,46 +193,25 @@ def _encoding(variable: xr.Variable) -> dict[str, Any]:
     return encoding
 
 
-def _bytes_digest(path: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while size > 0 and (block := file.read(min(size, 1 << 20))):
-            digest.update(block)
-            size -= len(block)
-    return digest.hexdigest()
-
-
-def _append_trailer(path: Path) -> None:
-    digest = _bytes_digest(path, path.stat().st_size)
-    with path.open("ab") as file:
-        file.write(_TRAILER + digest.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _check_bytes(path: Path) -> None:
-    size = path.stat().st_size
-    with path.open("rb") as file:
+def _checked_bytes(source: Path) -> bytes:
+    """The bytes that `write_file` wrote, without the digest that follows them."""
+    with source.open("rb") as file:
         signature = file.read(8)
-        file.seek(max(0, size - _TRAILER_SIZE))
-        trailer = file.read()
-    if trailer.startswith(_TRAILER):
-        if _bytes_digest(path, size - _TRAILER_SIZE) != trailer[len(_TRAILER) :].decode("latin-1"):
-            raise DamagedFileError(f"path: {path} is damaged, its bytes changed since it was saved")
-    elif signature == b"\x89HDF\r\n\x1a\n":
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TRAILER_SIZE))
+        trailed = file.read(len(_TRAILER)) == _TRAILER
+        file.seek(0)
+        content = file.read() if trailed else b""
+    if trailed:
+        content, trailer = content[:-_TRAILER_SIZE], content[-_TRAILER_SIZE:]
+        digest = hashlib.sha256(content).hexdigest()
+        if trailer != _TRAILER + digest.encode():
+            raise DamagedFileError(
+                f"path: {source} is damaged, its bytes changed since it was saved"
+            )
+        return content
+    if signature == b"\x89HDF\r\n\x1a\n":
         raise DamagedFileError(
-            f"path: {path} is truncated or was changed since it was saved, or is a netCDF file "
+            f"path: {source} is truncated or was changed since it was saved, or is a netCDF file "
             "that tl_geometry.save did not write"
         )
-    else:
-        raise UnknownFormatError(f"path: {path} is not a netCDF file of tl_geometry.save")
-
-
-def _sync_directory(path: Path) -> None:
-    if not hasattr(os, "O_DIRECTORY"):
-        return  # Windows: no such call, and none needed
-    descriptor = os.open(path, os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    raise UnknownFormatError(f"path: {source} is not a netCDF file of tl_geometry.save")

@@ -26,7 +26,7 @@ _USER_ERRORS = (ValueError, OSError, ImportError)
 _INTERRUPTED = 130
 # Where errors of these very types say what is wrong with the model, the file or the task, and the remedy.
 _CHECKS: dict[type[Exception], tuple[str, ...]] = {
-    RuntimeError: ("tl_geometry.analysis.ledger", "tl_geometry.evaluation.checkpoint"),
+    RuntimeError: ("tl_geometry.analysis.ledger", "tl_geometry.analysis.files"),
     NotImplementedError: ("tl_geometry.evaluation.harness",),
 }
 

@@ -12,6 +12,7 @@ from tl_geometry.cli.arguments import (
     Backend,
     BackendOption,
     BatchSize,
+    Checkpoint,
     CorpusOption,
     Dataset,
     Device,
@@ -23,11 +24,13 @@ from tl_geometry.cli.arguments import (
     NoProgress,
     PrependBos,
     Processing,
+    Resume,
     Sink,
     Split,
     Text,
     TextField,
     Window,
+    check_checkpoint,
     check_output,
     choose_texts,
     load_model,
@@ -106,6 +109,11 @@ def analyze(
     ] = False,
     keep_examples: Annotated[int, typer.Option(min=0, help="Windows to keep in full.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the random controls.")] = 0,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="Windows between two writes of the checkpoint.")
+    ] = 64,
+    resume: Resume = False,
     force: Force = False,
     no_progress: NoProgress = False,
 ) -> None:
@@ -125,10 +133,16 @@ def analyze(
         "value_bias": "as_hooked" if value_bias else "remove",
         "output": "normed" if output_norm else "raw",
         "seed": seed,
+        "checkpoint": checkpoint,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume,
         "progress": not no_progress,
         "keep_examples": keep_examples,
     }
     check_output(out, force)
+    check_checkpoint(checkpoint, resume)
+    if checkpoint is not None and checkpoint.resolve() == out.resolve():
+        raise typer.BadParameter("--checkpoint and --out must be two files")
     texts = choose_texts(text, dataset, corpus, split, text_field)
     if texts.streamed and max_documents is None:
         _warn(f"without --max-documents the whole split {split!r} of {dataset} is read")

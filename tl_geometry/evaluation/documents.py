@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from tl_geometry.analysis.run_identity import add_batch
 from tl_geometry.data import Batch, BosRule, token_batches
 
 __all__ = ["Documents", "read_documents"]
@@ -90,8 +88,5 @@ def read_documents(
 def _digest(batches: tuple[Batch, ...]) -> str:
     digest = hashlib.sha256()
     for batch in batches:
-        mask = batch.attention_mask.cpu()
-        tokens = torch.where(mask, batch.tokens.cpu(), 0).to(torch.int64)
-        digest.update(json.dumps([list(mask.shape), list(batch.documents)]).encode())
-        digest.update(mask.numpy().tobytes() + tokens.numpy().tobytes())
+        add_batch(digest, batch)
     return digest.hexdigest()

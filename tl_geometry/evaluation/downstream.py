@@ -12,13 +12,14 @@ import xarray as xr
 
 from tl_geometry.ablations.entries import EntryMasker
 from tl_geometry.analysis.reading import plain_sink
+from tl_geometry.analysis.run_identity import model_fingerprint
 from tl_geometry.arguments import one_of, whole_number, whole_seed
 from tl_geometry.data import Batch, resolve_bos
 from tl_geometry.data.bos import bos_id
 from tl_geometry.data.limits import model_context
 from tl_geometry.evaluation.checkpoint import Checkpoint
 from tl_geometry.evaluation.next_token import check_next_token_model
-from tl_geometry.evaluation.record import model_fingerprint, model_record
+from tl_geometry.evaluation.record import model_record
 from tl_geometry.evaluation.runs import Factory, unedited
 from tl_geometry.evaluation.scorers import (
     Importances,
@@ -169,7 +170,7 @@ def downstream(
     record = model_record(model)
     fingerprint = {
         "settings": settings,
-        "model": {} if checkpoint is None else model_fingerprint(model, record),
+        "model": {} if checkpoint is None else model_fingerprint(model),
     }
     results: dict[str, Any] = {}
     truncated = 0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tl_geometry.analysis.run_identity import model_fingerprint
 from tl_geometry.data import Batch
 from tl_geometry.evaluation.checkpoint import Checkpoint
 from tl_geometry.evaluation.documents import Documents
@@ -28,7 +29,7 @@ from tl_geometry.evaluation.prefix import (
     forward_logits,
     reproduces,
 )
-from tl_geometry.evaluation.record import model_fingerprint, model_record
+from tl_geometry.evaluation.record import model_record
 from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.entries import FwdHook
 
@@ -138,7 +139,7 @@ def run_variants(
         "settings": dict(settings),
         "data": {"n_ctx": documents.n_ctx, "documents": documents.digest},
         "variants": names,
-        "model": {} if checkpoint is None else model_fingerprint(model, record),
+        "model": {} if checkpoint is None else model_fingerprint(model),
     }
     nll = np.empty((len(variants), documents.count))
     targets = np.empty(documents.count, dtype=np.int64)

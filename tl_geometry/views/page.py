@@ -7,9 +7,7 @@ import html
 import importlib.util
 import json
 import math
-import os
 import unicodedata
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import jinja2
 import numpy.typing as npt
 from markupsafe import Markup
 
+from tl_geometry.analysis.files import check_place, write_text
 from tl_geometry.views.parts import Figure
 
 Library = Literal["plotly", "circuitsvis"]
@@ -161,16 +160,8 @@ def write_atomic(path: str | Path, text: str) -> Path:
         IsADirectoryError: when `path` is a directory.
     """
     target = Path(path)
-    if target.is_dir():
-        raise IsADirectoryError(f"path={str(target)!r} is a directory, give the name of a file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+    check_place(target)
+    write_text(target, text)
     return target
