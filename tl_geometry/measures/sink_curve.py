@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
@@ -180,6 +181,7 @@ def sink_curve_summary(curve: SinkNormCurve) -> SinkCurveSummary:
 
     Skipped rows take no part; a document without rows is NaN throughout.
     """
+    check_devices(**vars(curve))
     known = ~curve.attention.isnan()
     norms, shares = bin_means(curve.norm, curve.attention, known, (0, 1), ATTENTION_BINS)
     coefficients = fit_quadratic(widened(curve.attention), widened(curve.norm).square(), known)

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.measures.checks import check_pattern
+from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import ValueBias
 from tl_geometry.measures.masks import (
@@ -82,6 +83,7 @@ def sink_rate(
         ValueError: a mask of another shape, or a sink outside the sequence.
     """
     check_pattern(pattern)
+    check_devices(pattern=pattern, available=available, sink=sink)
     keep = resolve_available(pattern, available)
     sinks = resolve_sinks(sink, keep, pattern)
     seen = keep & sinks.unsqueeze(-2)
@@ -108,6 +110,7 @@ def sink_metric(
         ValueError: epsilon outside [0, 1].
     """
     check_pattern(pattern)
+    check_devices(pattern=pattern, available=available)
     if not 0 <= epsilon <= 1:
         raise ValueError(
             f"epsilon is a share of attention, so it must lie in [0, 1], got {epsilon}"
