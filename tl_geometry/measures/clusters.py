@@ -17,7 +17,7 @@ from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.ranking import top_keys
 from tl_geometry.measures.regimes import Space
-from tl_geometry.measures.scaling import power_of_two, scale
+from tl_geometry.measures.scaling import power_of_two, scale, scaled_length
 
 RankBy: TypeAlias = Literal["attention", "value_weighted", "random"]
 Distance: TypeAlias = Literal["euclidean", "cosine"]
@@ -152,7 +152,7 @@ def _score(
         far, near = counts.farthest_selected, counts.nearest_other
         if distance == "euclidean":
             far, near = (
-                scale(_distance(alpha, values, total, key), exponent.squeeze(-1))
+                scaled_length(_distance(alpha, values, total, key), exponent.squeeze(-1))
                 for key in (counts.farthest_key, counts.nearest_key)
             )
         found.append(_rates(n, counts, near - far, undefined=count <= size))

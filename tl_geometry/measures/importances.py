@@ -15,7 +15,7 @@ from torch import Tensor
 from tl_geometry.arguments import one_of
 from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
-from tl_geometry.measures.scaling import scale
+from tl_geometry.measures.scaling import scaled_length
 from tl_geometry.measures.selection import Scope
 
 __all__ = [
@@ -63,9 +63,9 @@ def share_output(scope: Scope, mode: Mode) -> bool:
 
 
 def value_weighted(geometry: AttentionGeometry) -> Float[Tensor, "batch head query key"]:
-    """alpha_ij |v_j W_O|, in units of the residual stream."""
-    norms = scale(geometry.value_norms, geometry.frame.exponent[:, None])
-    return geometry.pattern * norms.unsqueeze(-2)
+    """alpha_ij |v_j W_O|, in units of the residual stream; NaN where that leaves the range of the data type."""
+    weighted = geometry.pattern * geometry.value_norms.unsqueeze(-2)
+    return scaled_length(weighted, geometry.frame.exponent[:, None, None])
 
 
 def random_importance(

@@ -53,6 +53,12 @@ def scale(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Float[Tensor
     return x * torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent)
 
 
+def scaled_length(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The length x 2^exponent; NaN where it is longer than the data type can say."""
+    found = scale(x, exponent)
+    return found.masked_fill(found.isinf(), torch.nan)
+
+
 def safe_norm(x: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
     """Euclidean length whose squares neither overflow nor underflow."""
     exponent = power_of_two(x, -1)

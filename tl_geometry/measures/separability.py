@@ -206,6 +206,7 @@ def inversion_bounds(
         raise ValueError(
             f"inversions has shape {tuple(inversions.shape)}; its last axis must have the {len(sizes)} sizes of top_n"
         )
+    inversions = inversions.to(work_dtype(inversions))
     n = constants(sizes, inversions)
     precision = n / (n + inversions)
     recall = (1 - inversions / n).clamp(min=0)

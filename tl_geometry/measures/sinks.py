@@ -24,7 +24,7 @@ from tl_geometry.measures.masks import (
     resolve_sinks,
 )
 from tl_geometry.measures.ranks import spearman
-from tl_geometry.measures.scaling import full_precision, safe_norm, scale
+from tl_geometry.measures.scaling import full_precision, safe_norm, scaled_length
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ def value_geometry(geometry: AttentionGeometry) -> dict[str, Float[Tensor, "batc
         if suffix:
             exponent = geometry.frame.exponent
             sink_norm, other_norm = (
-                scale(sink_norm, exponent),
-                scale(other_norm, exponent),
+                scaled_length(sink_norm, exponent),
+                scaled_length(other_norm, exponent),
             )
         found[f"sink_norm{suffix}"] = sink_norm
         found[f"other_norm{suffix}"] = other_norm
