@@ -17,6 +17,7 @@ from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.entries import FwdHook, HookFunction, hook_entries
 from tl_geometry.hooks.padding import PadToken
 from tl_geometry.hooks.real_tokens import Mask, RealTokens, key_stack_of, stack_of
+from tl_geometry.measures.devices import no_autocast, upload
 from tl_geometry.measures.masks import attention_available
 
 __all__ = ["Edit", "LayerInForward", "edit_hooks"]
@@ -40,9 +41,18 @@ class LayerInForward:
     """One layer of the forward that is running: its target, its masks, and its values once they are known."""
 
     def __init__(
-        self, ablation: str, target: Target, edit: Edit, tokens: _Tokens, projected: str | None
+        self,
+        ablation: str,
+        target: Target,
+        edit: Edit,
+        tokens: _Tokens,
+        projected: str | None,
+        *,
+        first: bool = True,
     ) -> None:
         self.ablation = ablation
+        self.first = first
+        """Whether no layer before it reads its keys from the same tokens."""
         self.target = target
         self.edit = edit
         self.tokens = tokens
@@ -69,14 +79,14 @@ class LayerInForward:
         mask = self.tokens.real("key", key_stack_of(self.target.site), batch, n)
         if mask is None:
             return torch.ones(batch, n, dtype=torch.bool, device=device)
-        return mask.to(device)
+        return upload(mask, device)
 
     def real_queries(self, batch: int, n: int, device: torch.device) -> Bool[Tensor, "batch query"]:
         """Queries that are real tokens."""
         mask = self.tokens.real("query", stack_of(self.target.site), batch, n)
         if mask is None:
             return torch.ones(batch, n, dtype=torch.bool, device=device)
-        return mask.to(device)
+        return upload(mask, device)
 
     def available(
         self, batch: int, n_query: int, n_key: int, device: torch.device
@@ -127,7 +137,7 @@ def _in_full_precision(
     x: Tensor,
     hook: Any,  # noqa: ARG001
 ) -> Tensor | None:
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         return function(x)
 
 
@@ -148,11 +158,19 @@ def edit_hooks(
     tokens = _Tokens(sites, attention_mask, decoder_attention_mask, PadToken.of(model))
     functions: dict[str, HookFunction] = {}
     points = model.hook_dict if any(edit.z is not None for _, edit in edits) else {}
+    begun: set[str] = set()
     for target, edit in edits:
         projected = f"{target.site.name}.o.hook_out"  # of a TransformerBridge
+        stack = key_stack_of(target.site)
         layer = LayerInForward(
-            ablation, target, edit, tokens, projected if projected in points else None
+            ablation,
+            target,
+            edit,
+            tokens,
+            projected if projected in points else None,
+            first=stack not in begun,
         )
+        begun.add(stack)
         functions |= layer.functions()
     entries = hook_entries(model, functions)
     if tokens.hook is None or not any(edit.needs_tokens for _, edit in edits):

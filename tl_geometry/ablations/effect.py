@@ -57,11 +57,10 @@ class EffectCheck:
         """The pattern before and after the edit."""
         if self._values is None:
             return
-        rows = _rows(old.shape[2])
         group = old.shape[1] // self._values[0].shape[1]
         before, after, size = (x.repeat_interleave(group, 1) for x in self._values)
-        first = old.detach()[:, :, rows].float()
-        last = first if new is old else new.detach()[:, :, rows].float()
+        first = _rows(old.detach(), 2).float()
+        last = first if new is old else _rows(new.detach(), 2).float()
         self._expected = _mixed(first, before), _mixed(last, after), _mixed(first.abs(), size)
         self._values = None
         self._judge()
@@ -80,7 +79,7 @@ class EffectCheck:
                 "model's attention implementation was changed after the hooks were made, make them again"
             )
         rounding = max(torch.finfo(z.dtype).eps, _COARSE) * math.sqrt(z.shape[-1])
-        self._seen = _along(z)[:, :, _rows(z.shape[1])], rounding
+        self._seen = _rows(_along(z), 2), rounding
         self._judge()
 
     def _judge(self) -> None:
@@ -120,8 +119,7 @@ class OutputCheck:
         new: Float[Tensor, "batch query head d_head"],
     ) -> None:
         """The z before and after the edit."""
-        rows = _rows(old.shape[1])
-        self._z = old.detach()[:, rows], new.detach()[:, rows]
+        self._z = _rows(old.detach(), 1), _rows(new.detach(), 1)
 
     @torch.no_grad()
     def compare(self, out: Tensor) -> None:
@@ -133,7 +131,7 @@ class OutputCheck:
         if self._z is None:
             return
         (before, size), (after, _) = (self._output(z, out.dtype) for z in self._z)
-        seen = wide(out.detach()[:, _rows(out.shape[1])])
+        seen = wide(_rows(out.detach(), 1))
         self._z = None
         if seen.shape != before.shape:
             return
@@ -162,9 +160,10 @@ class OutputCheck:
         return output * self.report.output_scale, size * abs(self.report.output_scale)
 
 
-def _rows(n: int) -> list[int]:
-    """A few positions, the last included."""
-    return sorted({(n - 1) - (n * i) // _ROWS for i in range(_ROWS)} & set(range(n)))
+def _rows(x: Tensor, dim: int) -> Tensor:
+    """A few positions along an axis, the last included."""
+    n, some = x.shape[dim], torch.arange(min(_ROWS, x.shape[dim]), device=x.device)
+    return x.index_select(dim, (n - 1) - (n * some) // len(some))
 
 
 def _along(

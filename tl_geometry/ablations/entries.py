@@ -21,6 +21,7 @@ from tl_geometry.hooks import AttentionSite
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.frames import Frames
 from tl_geometry.hooks.real_tokens import Mask
+from tl_geometry.measures.devices import check_numbers, no_autocast, upload
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.importances import (
     IMPORTANCES,
@@ -222,7 +223,7 @@ class EntryMasker:
                 f"mask_entries: hook_v of layer {site.layer} did not fire before its pattern"
             )
         batch, n_heads, n_query, n_key = pattern.shape
-        with torch.no_grad(), torch.autocast(pattern.device.type, enabled=False):
+        with torch.no_grad(), no_autocast(pattern.device):
             geometry = AttentionGeometry(
                 pattern.detach(),
                 v.detach(),
@@ -245,6 +246,7 @@ class EntryMasker:
                 self.fraction,
                 scope=self.scope,
                 largest=self.largest,
+                causal=geometry.causal,
             )
 
     def _scores(self, geometry: AttentionGeometry) -> Float[Tensor, "batch head query key"]:
@@ -271,13 +273,14 @@ def _of_layer(mask: EntryMask, target: Target) -> Tensor:
             f"mask must be a bool tensor (batch head query key), or a mapping with one for layer {site.layer!r}; "
             f"got {what}"
         )
+    check_numbers("mask", found, "they say which entries go")
     return found
 
 
 def _literal_edit(mask: Tensor) -> Callable[[Tensor, LayerInForward], Tensor]:
     def edit(pattern: Tensor, layer: LayerInForward) -> Tensor:
         try:
-            gone = mask.to(pattern.device).expand(pattern.shape)
+            gone = upload(mask, pattern.device).expand(pattern.shape)
         except RuntimeError as error:
             raise ValueError(
                 f"mask has shape {tuple(mask.shape)}, which does not broadcast to the pattern of layer "

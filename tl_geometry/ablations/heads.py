@@ -14,6 +14,7 @@ from tl_geometry.ablations.targets import Heads, Layers, Target, targets
 from tl_geometry.arguments import one_of
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
+from tl_geometry.measures.devices import upload
 
 __all__ = ["HeadMeans", "remove_heads"]
 
@@ -98,9 +99,9 @@ def _zero(z: Tensor, layer: LayerInForward) -> Tensor:
 
 def _put(means: Float[Tensor, "some_heads d_head"]) -> Callable[[Tensor, LayerInForward], Tensor]:
     def edit(z: Tensor, layer: LayerInForward) -> Tensor:
-        index = torch.tensor(layer.target.heads, device=z.device)
+        index = upload(torch.tensor(layer.target.heads), z.device)
         shape = (*z.shape[:2], len(layer.target.heads), z.shape[-1])
-        return z.index_copy(2, index, means.to(z).expand(shape))
+        return z.index_copy(2, index, upload(means, z.device).to(z.dtype).expand(shape))
 
     return edit
 

@@ -15,6 +15,7 @@ from tl_geometry.ablations.tokens import Chosen
 from tl_geometry.arguments import one_of, real_number
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.importances import document_noise
 from tl_geometry.measures.masks import SinkRule
 
@@ -102,10 +103,10 @@ def _weight_edit(
                 layer=layer.target.site.index,
                 documents=range(batch) if documents is None else documents,
             )
-            goal = _permuted(wide, available, noise.to(pattern.device))
+            goal = _permuted(wide, available, upload(noise, pattern.device))
             told = available.any(-1, keepdim=True)
         else:
-            goal, told = _goal(target, sink, available, wide)
+            goal, told = _goal(target, sink, available, wide, layer)
         heads = layer.target.head_mask(pattern.device)[:, None, None]
         return torch.where(told & heads, torch.lerp(wide, goal.expand_as(wide), t), wide)
 
@@ -125,7 +126,7 @@ def _z_edit(
         shape_only = torch.empty((), dtype=wide.dtype, device=z.device).expand(
             batch, 1, n_query, v.shape[1]
         )
-        goal, told = _goal(target, sink, available, shape_only)
+        goal, told = _goal(target, sink, available, shape_only, layer)
         mixed = torch.einsum("bqk,bkgd->bqgd", goal[:, 0], v.to(wide))
         mixed = mixed.repeat_interleave(n_heads // v.shape[2], 2)
         place = told[:, 0, :, :, None] & layer.target.head_mask(z.device)[:, None]
@@ -139,6 +140,7 @@ def _goal(
     sink: Chosen,
     available: Bool[Tensor, "batch 1 query key"],
     pattern: Tensor,
+    layer: LayerInForward,
 ) -> tuple[Float[Tensor, "batch head_or_1 query key"], Bool[Tensor, "batch head_or_1 query 1"]]:
     """The pattern to move to, and the rows that have one."""
     if target == "identity":
@@ -148,7 +150,7 @@ def _goal(
     elif target == "uniform":
         chosen = available
     else:
-        chosen = available & sink(available, pattern).unsqueeze(-2)
+        chosen = available & sink(available, pattern, layer).unsqueeze(-2)
     count = chosen.sum(-1, keepdim=True)
     return chosen.to(pattern) / count.clamp(min=1), count > 0
 

@@ -26,6 +26,7 @@ from tl_geometry.ablations.tokens import (
 )
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.masks import SinkRule
 
 __all__ = ["remove_sinks", "replace_sink_values", "rescale_sink_values", "zero_sink_values"]
@@ -264,7 +265,9 @@ def _mean_of_all(v: Tensor, chosen: Tensor, layer: LayerInForward) -> Tensor:
 
 def _reference_values(reference: Reference) -> Change:
     def change(v: Tensor, chosen: Tensor, layer: LayerInForward) -> Tensor:
-        return torch.where(chosen, reference[layer.target.site.layer].to(v), v)
+        return torch.where(
+            chosen, upload(reference[layer.target.site.layer], v.device).to(v.dtype), v
+        )
 
     return change
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tl_geometry.hooks import AttentionSite, LayerReport, attention_sites, select_sites
 from tl_geometry.hooks.examined import examined
+from tl_geometry.measures.devices import upload
 
 __all__ = ["Heads", "Layers", "Per", "Target", "targets"]
 
@@ -146,4 +147,4 @@ def _by_layer(heads: Heads, sites: list[AttentionSite]) -> dict[int | str, tuple
 def _mask(n: int, chosen: tuple[int, ...], device: torch.device) -> Bool[Tensor, " n"]:
     mask = torch.zeros(n, dtype=torch.bool)
     mask[list(chosen)] = True
-    return mask.to(device)
+    return upload(mask, device)

@@ -22,6 +22,7 @@ from tl_geometry.ablations.targets import Heads, Layers, Per, Target, targets
 from tl_geometry.arguments import one_of
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.real_tokens import Mask
+from tl_geometry.measures.devices import check_numbers
 from tl_geometry.measures.masks import SinkRule, resolve_sinks, sink_ordinals
 
 __all__ = [
@@ -174,6 +175,8 @@ class Chosen:
                 raise ValueError(
                     f"{ablation}: {argument} names the tokens {ordinals}; give one or more, counted from 0"
                 )
+        else:
+            check_numbers(f"{ablation}: {argument}", rule, "they say which tokens are meant")
 
     @property
     def by_head(self) -> bool:
@@ -183,12 +186,18 @@ class Chosen:
         return isinstance(self.rule, str) and self.rule == "auto"
 
     def __call__(
-        self, available: Bool[Tensor, "batch head_or_1 query key"], pattern: Tensor
+        self,
+        available: Bool[Tensor, "batch head_or_1 query key"],
+        pattern: Tensor,
+        layer: LayerInForward,
     ) -> Bool[Tensor, "batch some_head key"]:
-        """Mark the chosen keys; ``pattern`` gives shapes, and the weights for ``"auto"``."""
+        """Mark the chosen keys; ``pattern`` gives shapes, and the weights for ``"auto"``.
+
+        Whether there are any is asked in the first layer only: the answer stops the host.
+        """
         with self._named():
             keys = resolve_sinks(self.rule, available, pattern)
-        if not (isinstance(self.rule, str) or bool(keys.any())):
+        if layer.first and not (isinstance(self.rule, str) or bool(keys.any())):
             mask = isinstance(self.rule, Tensor) and self.rule.dtype == torch.bool
             shown = "the mask" if mask else f"{self.argument}={self.rule!r}"
             raise ValueError(
@@ -210,7 +219,7 @@ def _edit_values(change: Change, chosen: Chosen, v: Tensor, layer: LayerInForwar
     batch, n_key = v.shape[:2]
     real = layer.real_keys(batch, n_key, v.device)[:, None, None, :]
     shape_only = torch.empty((), device=v.device).expand(batch, 1, 1, n_key)
-    keys = chosen(real, shape_only)[:, 0]
+    keys = chosen(real, shape_only, layer)[:, 0]
     kv_heads = layer.target.kv_mask(v.device)
     return change(v, keys[:, :, None, None] & kv_heads[:, None], layer)
 
@@ -219,7 +228,7 @@ def _edit_weights(
     change: Change, chosen: Chosen, per: Per, pattern: Tensor, layer: LayerInForward
 ) -> Tensor:
     batch, n_heads, n_query, n_key = pattern.shape
-    keys = chosen(layer.available(batch, n_query, n_key, pattern.device), pattern)
+    keys = chosen(layer.available(batch, n_query, n_key, pattern.device), pattern, layer)
     keys = keys & layer.target.head_mask(pattern.device)[:, None]
     if per == "kv_head":
         n_kv = layer.target.site.n_kv_heads

@@ -10,6 +10,7 @@ from torch import Tensor
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.scaling import scale
+from tl_geometry.measures.sink_curve import widened
 from tl_geometry.measures.sinks import masked_mean
 
 __all__ = ["Contributions"]
@@ -64,7 +65,8 @@ class Contributions(Accumulator):
         norms = geometry.output_norms("intra")
         defined = ~norms.isnan()
         found["undefined_rows"] = (geometry.rows & ~defined).sum(-1)
-        found["output_norm"] = scale(masked_mean(norms, defined), geometry.frame.exponent)
+        mean = widened(masked_mean(norms, defined))
+        found["output_norm"] = scale(mean, geometry.frame.exponent)
         found["contribution_relative_norm"] = masked_mean(geometry.gross / norms, defined)
         if not geometry.cross:
             own = torch.einsum("bhqr,bhqr->bhq", geometry.dual("intra"), geometry.values)

@@ -16,6 +16,7 @@ from tl_geometry.hooks import AttentionSite, Doctor
 from tl_geometry.hooks.dropout import active_dropout
 from tl_geometry.hooks.frames import Frames
 from tl_geometry.hooks.post_norm import post_norm_scale
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule, sink_ordinals
@@ -144,7 +145,7 @@ class LayerReader:
         if isinstance(self.sink, str):
             return self.sink
         if isinstance(self.sink, Tensor) and (self.sink.ndim != 1 or not _is_integer(self.sink)):
-            return self.sink  # a mask, or wrong
+            return upload(self.sink, pattern.device)  # a mask, or wrong
         ordinals = sink_ordinals(self.sink)
         within = [k for k in ordinals if k < pattern.shape[-1]]
         if within or not ordinals:

@@ -261,8 +261,8 @@ def _outputs(geometry: AttentionGeometry, split: SinkSplit) -> Measured:
     aligned, aligned_no_sink = alignments(geometry, split, axis)
     exponent = geometry.frame.exponent
     return {
-        "output_norm_with_sink": scale(masked_mean(split.norm, split.rows), exponent),
-        "output_norm_no_sink": scale(masked_mean(split.rest_norm, split.rows), exponent),
+        "output_norm_with_sink": scale(widened(masked_mean(split.norm, split.rows)), exponent),
+        "output_norm_no_sink": scale(widened(masked_mean(split.rest_norm, split.rows)), exponent),
         "output_norm_ratio": output_norm_ratio(geometry),
         "cone_tightness": axis_length(axis),
         "cone_alignment": masked_mean(aligned, ~aligned.isnan()),
@@ -289,7 +289,7 @@ def _curves(geometry: AttentionGeometry, split: SinkSplit) -> Measured:
         "sink_optimum_inside": masked_mean(inside.to(gap.dtype), known),
         "sink_below_optimum": masked_mean((gap < 0).to(gap.dtype), known),
         "minimal_norm_ratio": masked_mean(shortening, written),
-        "minimal_norm": scale(minimal, geometry.frame.exponent),
+        "minimal_norm": scale(widened(minimal), geometry.frame.exponent),
         "sink_fit_convex": _flag(bend > 0, bend),
         "norm_by_sink_rate": by_rate,
         "optimum_gap_histogram": gaps,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, ResidualStream, Variable
 from tl_geometry.arguments import whole_number, whole_seed
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.halfspace import halfspace_margins
 from tl_geometry.measures.masks import spread_tokens
@@ -105,12 +106,13 @@ class Smoothing(Accumulator):
         """One number per document for each variable."""
         found: dict[str, Tensor] = {}
         for place, x in (("in", stream.before), ("out", stream.after)):
-            tokens = TokenVectors(x, stream.real)
+            tokens = TokenVectors(x, upload(stream.real, x.device))
             found[f"similarity_{place}"] = tokens.similarity()
             found[f"residual_{place}"] = tokens.residual()
         if stream.cross:  # the first token of the queries is no key
             return found
-        mean, largest = TokenVectors(stream.attended, stream.real).first_cosines()
+        attended = TokenVectors(stream.attended, upload(stream.real, stream.attended.device))
+        mean, largest = attended.first_cosines()
         found |= {"bos_cosine": mean, "bos_cosine_max": largest}
         return found | (self._halfspace(stream) if self.halfspace else {})
 

@@ -18,6 +18,7 @@ from tl_geometry.evaluation.runs import Factory, on_device
 from tl_geometry.hooks import attention_sites
 from tl_geometry.hooks.entries import FwdHook, hook_entries
 from tl_geometry.hooks.stream import stream_points
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.similarity import TokenVectors
 
 __all__ = ["TokenStream"]
@@ -98,7 +99,7 @@ class TokenStream:
                 forward_logits(self.model, on, self.hooks(name, on))
 
     def _read(self, x: Tensor, hook: Any, *, place: tuple[int, ...], batch: Batch) -> None:  # noqa: ARG002
-        tokens = TokenVectors(x.detach(), batch.attention_mask)
+        tokens = TokenVectors(x.detach(), upload(batch.attention_mask, x.device))
         found = {"similarity": tokens.similarity(), "residual": tokens.residual()}
         where: Any = (*place, list(batch.documents))
         for name, values in found.items():

@@ -12,6 +12,7 @@ from torch import Tensor
 from tl_geometry.hooks.entries import FwdHook, HookFunction, hook_entries
 from tl_geometry.hooks.sites import AttentionSite
 from tl_geometry.hooks.stream import StreamPoints, stream_points
+from tl_geometry.measures.devices import no_autocast
 
 __all__ = ["Arrival", "LayerConsumer", "StreamConsumer", "capture_hooks"]
 
@@ -109,5 +110,5 @@ def _receive(
     if len(held) == number:
         seen = dict(held)
         held.clear()
-        with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+        with torch.no_grad(), no_autocast(tensor.device):
             complete(seen)

@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.measures.devices import upload
+
 __all__ = ["PadToken", "masked_padding", "unexplained_keys", "unseen_keys"]
 
 # What a row of weights can lack of one.
@@ -128,7 +130,8 @@ class PadToken:
             return seen == self.id
         if seen.ndim != 3 or seen.shape[-1] != self._embedding.shape[-1]:
             return None
-        return (seen.detach() == self._embedding.to(seen)).all(-1)
+        own = upload(self._embedding, seen.device).to(seen.dtype)
+        return (seen.detach() == own).all(-1)
 
     def _is_pad(self, seen: Tensor) -> Bool[Tensor, "batch pos"] | None:
         is_pad = self.everywhere(seen)

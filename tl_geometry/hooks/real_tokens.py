@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tl_geometry.hooks.padding import PadToken
 from tl_geometry.hooks.sites import AttentionSite
+from tl_geometry.measures.devices import check_numbers
 
 __all__ = ["Mask", "RealTokens", "checked_mask", "key_stack_of", "mask_name", "stack_of"]
 
@@ -118,6 +119,7 @@ def checked_mask(name: str, mask: Any) -> Bool[Tensor, "batch pos"] | None:
         return None
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(mask).__name__}")
+    check_numbers(name, mask, "they say which tokens are real")
     if mask.is_floating_point() and bool(mask.isnan().any()):
         raise ValueError(
             f"{name} holds NaN; it must be non-zero at real tokens and zero at padding"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.scaling import work_dtype
 
 
@@ -60,10 +61,7 @@ def check_layer(pattern: Tensor, v: Tensor, W_O: Tensor) -> None:
     check_pattern(pattern)
     check_axes("v", v, "batch key kv_head d_head")
     check_axes("W_O", W_O, "head d_head d_model")
-    if v.device != pattern.device:
-        raise ValueError(
-            f"v is on {v.device}, pattern on {pattern.device}: move them to one device"
-        )
+    check_devices(pattern=pattern, v=v, W_O=W_O)
     batch, n_head, _, n_key = pattern.shape
     if tuple(v.shape[:2]) != (batch, n_key):
         raise ValueError(

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.ranking import top_keys
 from tl_geometry.measures.regimes import Space
-from tl_geometry.measures.scaling import power_of_two, scale
+from tl_geometry.measures.scaling import power_of_two, scale, scaled_length
 
 RankBy: TypeAlias = Literal["attention", "value_weighted", "random"]
 Distance: TypeAlias = Literal["euclidean", "cosine"]
@@ -151,7 +152,7 @@ def _score(
         far, near = counts.farthest_selected, counts.nearest_other
         if distance == "euclidean":
             far, near = (
-                scale(_distance(alpha, values, total, key), exponent.squeeze(-1))
+                scaled_length(_distance(alpha, values, total, key), exponent.squeeze(-1))
                 for key in (counts.farthest_key, counts.nearest_key)
             )
         found.append(_rates(n, counts, near - far, undefined=count <= size))
@@ -237,5 +238,5 @@ def random_rankings(
         mixed = ((seed * _MIX + geometry.layer) * _MIX + document) % 2**63
         generator = torch.Generator().manual_seed(mixed)
         drawn.append(torch.rand(geometry.n_keys, repeats, n_rows, generator=generator))
-    scores = torch.stack(drawn).to(rank.device).permute(2, 0, 3, 1)
+    scores = upload(torch.stack(drawn), rank.device).permute(2, 0, 3, 1)
     return scores.gather(-1, rank.clamp(min=0)[None, :, None].expand(scores.shape))

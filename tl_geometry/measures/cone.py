@@ -18,7 +18,7 @@ from torch import Tensor
 from tl_geometry.measures.geometry import UNDEFINED_BELOW, AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.scaling import full_precision, safe_norm, scale
+from tl_geometry.measures.scaling import full_precision, safe_norm, scale, scaled_length
 from tl_geometry.measures.sink_split import SinkSplit, split_outputs
 from tl_geometry.measures.sinks import masked_mean
 
@@ -93,8 +93,8 @@ def semantic_alignment(
     return SemanticAlignment(
         axis_length(axis),
         *alignments(geometry, split, axis),
-        scale(split.norm, exponent[:, None]).masked_fill(hidden, torch.nan),
-        scale(split.rest_norm, exponent[:, None]).masked_fill(hidden, torch.nan),
+        scaled_length(split.norm, exponent[:, None]).masked_fill(hidden, torch.nan),
+        scaled_length(split.rest_norm, exponent[:, None]).masked_fill(hidden, torch.nan),
         lowest_quartile(means),
     )
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_geometry.arguments import one_of, whole_number
+from tl_geometry.measures.devices import seeded
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.importances import IMPORTANCES, Importance, layer_importance
 from tl_geometry.measures.layer import Output, ValueBias
@@ -253,10 +254,7 @@ def importance(
     )
     if kind != "random":
         return layer_importance(geometry, kind, mode, absolute=absolute)
-    if generator is None:
-        generator = torch.Generator(pattern.device).manual_seed(whole_number("seed", seed, 0))
-    scores = torch.rand(
-        pattern.shape, generator=generator, device=pattern.device, dtype=geometry.dtype
-    )
+    drawn = seeded(pattern.device, whole_number("seed", seed, 0), generator)
+    scores = torch.rand(pattern.shape, generator=drawn, device=pattern.device, dtype=geometry.dtype)
     scores = scores * geometry.available
     return scores.masked_fill(~geometry.rows.unsqueeze(-1), torch.nan)

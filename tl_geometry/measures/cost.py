@@ -22,6 +22,7 @@ from torch import Tensor
 from tl_geometry.arguments import one_of, real_number, whole_number
 from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.cost_solver import Bracket, Leads, Norm, smallest_form
+from tl_geometry.measures.devices import check_numbers
 from tl_geometry.measures.halfspace import FEASIBLE_ABOVE
 from tl_geometry.measures.min_norm import hull_distance
 from tl_geometry.measures.scaling import power_of_two, scale, work_dtype
@@ -117,6 +118,7 @@ def representation_cost(
             positive; a sink outside the sequence.
     """
     check_axes("x", x, "pos d")
+    check_numbers("x", x, "the cost depends on them")
     one_of("target", target, ("sink", "diagonal"))
     one_of("norm", norm, ("frobenius", "nuclear"))
     margin, tolerance = real_number("margin", margin), real_number("tolerance", tolerance)

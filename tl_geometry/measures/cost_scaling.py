@@ -23,6 +23,7 @@ from tl_geometry.arguments import confidence_level, one_of, whole_number
 from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.cost import RepresentationCost, representation_cost
 from tl_geometry.measures.cost_solver import Norm
+from tl_geometry.measures.devices import check_numbers
 
 TokenKind = Literal["orthonormal", "random"]
 
@@ -174,6 +175,7 @@ def _samples(
             return [[torch.eye(T, width, dtype=torch.float64) for T in lengths]]
     else:
         check_axes("tokens", tokens, "pos d")
+        check_numbers("tokens", tokens, "the costs depend on them")
         if d is not None:
             raise ValueError(f"d={d} is for drawn tokens; yours have {tokens.shape[1]} dimensions")
         if len(tokens) < lengths[-1]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.arguments import real_number
+from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
@@ -113,7 +114,7 @@ def dormant_heads(
         sink_rate,
         ratio,
         sink_rate > rate,
-        ratio.unsqueeze(-1) < torch.tensor(thresholds, dtype=ratio.dtype, device=ratio.device),
+        ratio.unsqueeze(-1) < constants(thresholds, ratio),
         thresholds,
     )
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tl_geometry.arguments import whole_number
 from tl_geometry.measures.checks import check_axes
+from tl_geometry.measures.devices import check_numbers
 from tl_geometry.measures.min_norm import hull_distance
 from tl_geometry.measures.scaling import power_of_two, scale, work_dtype
 from tl_geometry.measures.similarity import TokenVectors
@@ -118,6 +119,7 @@ def halfspace_margins(
         found = halfspace_margins(x[None], sink, control=control, seed=seed)
         return HalfspaceMargins(**{name: value[0] for name, value in vars(found).items()})
     check_axes("x", x, "batch pos d_model")
+    check_numbers("x", x, "distances to convex hulls depend on them")
     tokens = TokenVectors(x, mask)
     vectors, real = tokens.x, tokens.real
     if sink is not None and sink < 0:

@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.arguments import one_of
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
-from tl_geometry.measures.scaling import scale
+from tl_geometry.measures.scaling import scaled_length
 from tl_geometry.measures.selection import Scope
 
 __all__ = [
@@ -62,23 +63,24 @@ def share_output(scope: Scope, mode: Mode) -> bool:
 
 
 def value_weighted(geometry: AttentionGeometry) -> Float[Tensor, "batch head query key"]:
-    """alpha_ij |v_j W_O|, in units of the residual stream."""
-    norms = scale(geometry.value_norms, geometry.frame.exponent[:, None])
-    return geometry.pattern * norms.unsqueeze(-2)
+    """alpha_ij |v_j W_O|, in units of the residual stream; NaN where that leaves the range of the data type."""
+    weighted = geometry.pattern * geometry.value_norms.unsqueeze(-2)
+    return scaled_length(weighted, geometry.frame.exponent[:, None, None])
 
 
 def random_importance(
     geometry: AttentionGeometry, seed: int
 ) -> Float[Tensor, "batch head query key"]:
     """Uniform numbers, the same for a document in whatever batch and padding it comes."""
-    return document_noise(
+    noise = document_noise(
         geometry.n_heads,
         geometry.rows.any(1),
         geometry.available.any(1).any(-2),
         seed=seed,
         layer=geometry.layer,
         documents=geometry.documents,
-    ).to(geometry.pattern)
+    )
+    return upload(noise, geometry.pattern.device).to(geometry.dtype)
 
 
 def document_noise(
@@ -99,8 +101,10 @@ def document_noise(
     if len(documents) != batch:
         raise ValueError(f"documents names {len(documents)} rows, but the batch has {batch}")
     drawn = torch.zeros(batch, n_heads, real_queries.shape[1], real_keys.shape[1])
+    # Both in one copy from the device.
+    real, n = torch.cat([real_queries, real_keys], -1).cpu(), real_queries.shape[1]
     for row, document in enumerate(documents):
-        queries, keys = (real[row].nonzero().flatten().cpu() for real in (real_queries, real_keys))
+        queries, keys = (part.nonzero().flatten() for part in (real[row, :n], real[row, n:]))
         mixed = ((seed * _MIX + layer) * _MIX + int(document)) % 2**63
         generator = torch.Generator().manual_seed(mixed)
         numbers = torch.rand(n_heads, len(queries), len(keys), generator=generator)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tl_geometry.arguments import one_of
 from tl_geometry.measures.checks import check_layer, check_norm_weight, kv_bias
+from tl_geometry.measures.devices import check_devices, check_numbers
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.masks import (
     SinkRule,
@@ -72,6 +73,9 @@ class AttentionLayer:
         documents: Sequence[int] | None = None,
     ) -> None:
         check_layer(pattern, v, W_O)
+        check_devices(
+            pattern=pattern, available=available, sink=sink, z=z, b_V=b_V, norm_weight=norm_weight
+        )
         one_of("value_bias", value_bias, ("as_hooked", "remove"))
         one_of("output", output, ("raw", "normed"))
         self.dtype = work_dtype(pattern, v, W_O)
@@ -161,6 +165,8 @@ class AttentionLayer:
         """Positions of the sinks of each head, padded to the same number, and which of them are real."""
         if isinstance(self._sink, (str, Tensor)):
             first = isinstance(self._sink, str) and self._sink == "first"
+            if not first:
+                check_numbers("sink", self.sinks, "they decide how many sinks there are")
             slots = 1 if first else int(self.sinks.sum(-1).max())
         else:
             slots = min(len(sink_ordinals(self._sink)), self.n_keys)
@@ -196,7 +202,8 @@ class AttentionLayer:
     def causal(self) -> bool:
         """Whether no query may use a later key."""
         if self._causal is None:
-            self._causal = not self.cross and not bool(self.available.triu(1).any())
+            unknown = self.cross or self.available.device.type == "meta"
+            self._causal = not unknown and not bool(self.available.triu(1).any())
         return self._causal
 
     def spread_rows(self, n: int) -> tuple[Int[Tensor, "batch row"], Bool[Tensor, "batch row"]]:

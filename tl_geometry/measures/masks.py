@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_geometry.measures.checks import check_bool
+from tl_geometry.measures.devices import upload
 
 SinkRule: TypeAlias = Literal["first", "auto"] | SupportsIndex | Sequence[SupportsIndex] | Tensor
 """How sinks are named: first real token, ordinal(s) among the real tokens, a mask, or found from the pattern."""
@@ -56,7 +57,7 @@ def resolve_available(
     heads = full.shape[-3]
     try:
         return (
-            full.to(pattern.device)
+            upload(full, pattern.device)
             .expand(batch, heads, n_query, n_key)
             .expand(batch, pattern.shape[1] if heads != 1 else 1, n_query, n_key)
         )
@@ -110,9 +111,9 @@ def attention_available(
     if window is not None:
         keep = keep.triu(1 - window)
     if key_mask is not None:
-        keep = keep & key_mask.to(device)[:, None, None, :]
+        keep = keep & upload(key_mask, device)[:, None, None, :]
     if query_mask is not None:
-        keep = keep & query_mask.to(device)[:, None, :, None]
+        keep = keep & upload(query_mask, device)[:, None, :, None]
     return keep
 
 
@@ -193,7 +194,7 @@ def _sinks_from_mask(sink: Tensor, pattern: Tensor, real: Tensor) -> Tensor:
             f"{(batch, n_head, n_key)}"
         )
     mask = sink if sink.ndim == 3 else sink[:, None, :]
-    return mask.to(pattern.device) & real
+    return upload(mask, pattern.device) & real
 
 
 def received_attention(

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tl_geometry.arguments import real_number, whole_number
 from tl_geometry.measures.checks import check_axes
+from tl_geometry.measures.devices import check_devices, no_autocast
 from tl_geometry.measures.scaling import work_dtype
 
 _CANCELLED = 2.0**-40
@@ -103,9 +104,10 @@ def one_step_similarity(
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; W {tuple(W.shape)} needs {expected}"
             )
+    check_devices(W=W, **given)
     dtype = work_dtype(W, *given.values())
     wide = torch.float32 if W.device.type == "mps" else torch.float64  # squares of squares
-    with torch.autocast(W.device.type, enabled=False):
+    with no_autocast(W.device):
         weight = W.to(wide)
         mu_x, sigma_x, mu_u, sigma_u, cross = (x.to(weight) for x in given.values())
         shift = mu_u @ weight

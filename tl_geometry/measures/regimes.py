@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_geometry.arguments import one_of
+from tl_geometry.measures.devices import check_numbers
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.scaling import full_precision, power_of_two, scale, work_dtype
@@ -131,6 +132,7 @@ def head_regimes(
 
     Arguments and errors as in :func:`source_winners`.
     """
+    check_numbers("pattern", pattern, "labels depend on them")
     winners = source_winners(
         pattern, v, W_O, space=space, available=available, sink=sink, cross=cross, queries=queries
     )

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_geometry.measures.devices import no_autocast
+
 
 def work_dtype(*tensors: Tensor) -> torch.dtype:
     """float64 where any input is float64, else float32."""
@@ -27,7 +29,7 @@ def full_precision(measure: _Measure) -> _Measure:
     def run(pattern: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(pattern, Tensor):
             raise TypeError(f"pattern must be a torch.Tensor, got {type(pattern).__name__}")
-        with torch.autocast(pattern.device.type, enabled=False):
+        with no_autocast(pattern.device):
             return measure(pattern, *args, **kwargs)
 
     return cast(_Measure, run)
@@ -49,6 +51,12 @@ def power_of_two(
 def scale(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Multiply by 2^exponent, exactly (``torch.ldexp`` does the same but loses the gradient)."""
     return x * torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent)
+
+
+def scaled_length(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The length x 2^exponent; NaN where it is longer than the data type can say."""
+    found = scale(x, exponent)
+    return found.masked_fill(found.isinf(), torch.nan)
 
 
 def safe_norm(x: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
@@ -73,5 +81,7 @@ def over_square(x: Float[Tensor, "... d"]) -> tuple[Float[Tensor, "... d"], Floa
 
 def sign_vector(n: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " n"]:
     """A fixed vector of n random signs: a direction that no real vector happens to be orthogonal to."""
-    signs = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    return signs.to(device, dtype)
+    # Multiplicative hashing, on the device itself, so that nothing is copied from the host.
+    mixed = (torch.arange(4, n + 4, device=device) * 2_654_435_761) % 2**32
+    mixed = ((mixed ^ (mixed >> 15)) * 2_246_822_519) % 2**32
+    return ((mixed >> 8) % 2 * 2 - 1).to(dtype)

@@ -7,7 +7,7 @@ in Cunningham & Muca Cirone, arXiv 2606.07604.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from tl_geometry.arguments import one_of
+from tl_geometry.measures.devices import upload
 
 __all__ = ["Scope", "check_fraction", "exact_share", "select_entries"]
 
@@ -58,6 +59,7 @@ def select_entries(
     *,
     scope: Scope = "query",
     largest: bool = True,
+    causal: bool = False,
 ) -> Bool[Tensor, "batch head query key"]:
     """Mark the first floor(fraction n) of the n candidates of each group in the order of their scores, or the last.
 
@@ -78,6 +80,7 @@ def select_entries(
             ranked by the sum of their scores over queries and heads.
         largest: the first of the order by falling score, else the last of it. Equal scores are in
             the order of head, query, key.
+        causal: no candidate lies above the diagonal, which halves the work.
 
     Raises:
         ValueError: a fraction outside [0, 1], an unknown scope.
@@ -87,34 +90,44 @@ def select_entries(
     candidates = candidates.expand(scores.shape)
     if scope == "token":
         totals = torch.where(candidates, scores, 0).nansum((1, 2))
-        chosen = _first_or_last(totals, candidates.any(1).any(1), share, largest)
+        chosen = _marked([(totals, candidates.any(1).any(1))], share, largest)[0]
         return chosen[:, None, None, :] & candidates
     if scope in ("head", "layer"):
         first = 2 if scope == "head" else 1
-        flat = _first_or_last(scores.flatten(first), candidates.flatten(first), share, largest)
-        return flat.reshape(scores.shape)
+        group = (scores.flatten(first), candidates.flatten(first))
+        return _marked([group], share, largest)[0].reshape(scores.shape)
+    blocks = list(_blocks(*scores.shape[2:], causal=causal))
+    parts = [[x[:, :, rows, keys] for x in (scores, candidates)] for rows, keys in blocks]
+    if scope == "query":  # one query's entries side by side, head after head
+        parts = [[x.transpose(1, 2) for x in part] for part in parts]
+    shapes = [part[0].shape for part in parts]
+    flat = [(x.flatten(2), kept.flatten(2)) if scope == "query" else (x, kept) for x, kept in parts]
     chosen = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    for rows, keys in _blocks(candidates):
-        block, kept = scores[:, :, rows, keys], candidates[:, :, rows, keys]
-        if scope == "query":  # one query's entries side by side, head after head
-            block, kept = block.transpose(1, 2), kept.transpose(1, 2)
-            found = _first_or_last(block.flatten(2), kept.flatten(2), share, largest)
-            chosen[:, :, rows, keys] = found.reshape(block.shape).transpose(1, 2)
-        else:
-            chosen[:, :, rows, keys] = _first_or_last(block, kept, share, largest)
+    found = _marked(flat, share, largest)
+    for (rows, keys), block, shape in zip(blocks, found, shapes, strict=True):
+        block = block.reshape(shape)
+        chosen[:, :, rows, keys] = block.transpose(1, 2) if scope == "query" else block
     return chosen
 
 
-def _blocks(
-    candidates: Bool[Tensor, "batch head query key"],
-) -> Iterator[tuple[slice, slice]]:
-    """Slices of queries, each with the slice of keys that hold all of its candidates: half of a causal pattern."""
-    seen = candidates.any(0).any(0)
-    order = torch.arange(1, seen.shape[-1] + 1, device=seen.device)
-    reach = (seen * order).amax(-1).tolist()
-    for start in range(0, len(reach), _ROWS):
-        rows = slice(start, min(start + _ROWS, len(reach)))
-        yield rows, slice(0, max(reach[rows]))
+def _blocks(n_query: int, n_key: int, *, causal: bool) -> Iterator[tuple[slice, slice]]:
+    """Slices of queries, each with the slice of keys that may hold candidates: half of a causal pattern."""
+    for start in range(0, n_query, _ROWS):
+        stop = min(start + _ROWS, n_query)
+        yield slice(start, stop), slice(0, min(stop, n_key) if causal else n_key)
+
+
+def _marked(
+    groups: Sequence[tuple[Tensor, Tensor]], share: float, largest: bool
+) -> list[Bool[Tensor, "*groups item"]]:
+    """The first or last of several groups of scores, with one question to the device: where are ties?"""
+    found = [_first_or_last(scores, kept, share, largest) for scores, kept in groups]
+    tied = [is_tied for _, is_tied in found]
+    again = torch.stack(tied).cpu().tolist() if tied else []
+    return [
+        _first_or_last(*group, share, largest, repair=True)[0] if repair else marked
+        for group, (marked, _), repair in zip(groups, found, again, strict=True)
+    ]
 
 
 def _first_or_last(
@@ -122,10 +135,14 @@ def _first_or_last(
     candidates: Bool[Tensor, "*groups item"],
     share: float,
     largest: bool,
-) -> Bool[Tensor, "*groups item"]:
+    *,
+    repair: bool = False,
+) -> tuple[Bool[Tensor, "*groups item"], Bool[Tensor, ""]]:
+    """What is chosen, and whether equal scores at the bound have spoilt it."""
     most = _floor(share, candidates.shape[-1])
     if most == 0:
-        return torch.zeros_like(candidates)
+        none = torch.zeros_like(candidates)
+        return none, none.new_zeros(())
     count = _counts(candidates, share)
     limits = torch.finfo(scores.dtype)
     ranked = scores.nan_to_num(limits.min, torch.inf, limits.min * (1 - limits.eps))
@@ -134,17 +151,21 @@ def _first_or_last(
     bound = found.gather(-1, (count - 1).clamp(min=0).unsqueeze(-1))
     bound = bound.masked_fill((count == 0).unsqueeze(-1), torch.nan)
     reached = ranked >= bound if largest else ranked <= bound
-    if torch.equal(reached.sum(-1), count):
-        return reached
+    if not repair:
+        return reached, (reached.sum(-1) != count).any()
     # Equal scores at the bound: as many as are missing, from the front or from the back.
     equal = (ranked == bound) & candidates
     missing = count - (reached & candidates & ~equal).sum(-1)
     rank = equal.cumsum(-1) if largest else equal.flip(-1).cumsum(-1).flip(-1)
-    return reached & candidates & (~equal | (rank <= missing.unsqueeze(-1)))
+    chosen = reached & candidates & (~equal | (rank <= missing.unsqueeze(-1)))
+    return chosen, torch.zeros_like(chosen.flatten()[0])
 
 
 def _counts(candidates: Bool[Tensor, "*groups item"], share: float) -> Int64[Tensor, "*groups"]:
     """How many candidates of each group are chosen."""
-    sizes, group = torch.unique(candidates.sum(-1), return_inverse=True)
-    counts = [_floor(share, size) for size in sizes.tolist()]
-    return torch.tensor(counts, dtype=torch.int64, device=candidates.device)[group]
+    exact, sizes = exact_share(share), candidates.sum(-1)
+    if exact.numerator * candidates.shape[-1] < 2**63:
+        counts: Tensor = (sizes * exact.numerator).div(exact.denominator, rounding_mode="floor")
+        return counts
+    table = [_floor(share, n) for n in range(candidates.shape[-1] + 1)]
+    return upload(torch.tensor(table), candidates.device)[sizes]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tl_geometry.arguments import one_of, whole_number
 from tl_geometry.measures.clusters import Distance, RankBy, SeparabilityScores, score_rows
+from tl_geometry.measures.devices import check_devices, constants, seeded
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.regimes import Space
@@ -94,13 +95,12 @@ def separability(
             distance=distance,
             space=space,
         )
-    if generator is None:
-        generator = torch.Generator(pattern.device).manual_seed(whole_number("seed", seed, 0))
+    drawn = seeded(pattern.device, whole_number("seed", seed, 0), generator)
     shape = (pattern.shape[0], rows.shape[1], geometry.n_keys)
     runs = [
         score_rows(
             geometry, rows, real, sizes, rank_by=rank_by, exclude_sink=exclude_sink, distance=distance, space=space,
-            random=torch.rand(shape, generator=generator, device=pattern.device),
+            random=torch.rand(shape, generator=drawn, device=pattern.device),
         )
         for _ in range(repeats)
     ]  # fmt: skip
@@ -164,11 +164,13 @@ def select_rows(
                 f"queries must be integer positions, query or batch query with batch {batch}, got "
                 f"{queries.dtype} {tuple(queries.shape)}"
             )
-        if not (int(queries.min()) >= 0 and int(queries.max()) < n):
+        check_devices(pattern=geometry.pattern, queries=queries)
+        known = queries.device.type != "meta"
+        if known and not (int(queries.min()) >= 0 and int(queries.max()) < n):
             raise ValueError(
                 f"queries must lie in 0..{n - 1}, got {int(queries.min())}..{int(queries.max())}"
             )
-        rows = queries.long().to(geometry.pattern.device).expand(batch, -1)
+        rows = queries.long().expand(batch, -1)
         return rows, geometry.rows.any(1).gather(-1, rows)
     if isinstance(queries, str):
         one_of("queries", queries, ("all", "last"))
@@ -204,7 +206,8 @@ def inversion_bounds(
         raise ValueError(
             f"inversions has shape {tuple(inversions.shape)}; its last axis must have the {len(sizes)} sizes of top_n"
         )
-    n = torch.tensor(sizes, dtype=inversions.dtype, device=inversions.device)
+    inversions = inversions.to(work_dtype(inversions))
+    n = constants(sizes, inversions)
     precision = n / (n + inversions)
     recall = (1 - inversions / n).clamp(min=0)
     below = torch.where(inversions < n, inversions, 0)

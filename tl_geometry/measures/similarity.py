@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.measures.checks import check_axes, check_bool
+from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.scaling import power_of_two, safe_norm, scale, work_dtype
 
 
@@ -73,11 +74,12 @@ class TokenVectors:
         if mask is None:
             mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         check_bool("mask", mask, "True at real tokens")
+        check_devices(x=x, mask=mask)
         if mask.shape != x.shape[:2]:
             raise ValueError(
                 f"mask has shape {tuple(mask.shape)}; it must be batch pos {tuple(x.shape[:2])}, as x has it"
             )
-        self.real: Bool[Tensor, "batch pos"] = mask.to(x.device)
+        self.real: Bool[Tensor, "batch pos"] = mask
         self.x = x.to(work_dtype(x)).masked_fill(~self.real.unsqueeze(-1), 0)
 
     @cached_property

@@ -20,10 +20,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.scaling import full_precision, scale
+from tl_geometry.measures.scaling import full_precision, scale, scaled_length, work_dtype
 from tl_geometry.measures.sink_split import length_of, split_outputs
 from tl_geometry.measures.sinks import masked_mean
 
@@ -126,7 +127,7 @@ def sink_norm_curve(
     skipped = ~split.in_plane
 
     def length(x: Tensor) -> Tensor:
-        return scale(x, exponent).masked_fill(skipped, torch.nan)
+        return scaled_length(x, exponent).masked_fill(skipped, torch.nan)
 
     def product(x: Tensor, y: Tensor) -> Tensor:
         x, y = (scale(widened(z), exponent) for z in (x, y))
@@ -180,10 +181,14 @@ def sink_curve_summary(curve: SinkNormCurve) -> SinkCurveSummary:
 
     Skipped rows take no part; a document without rows is NaN throughout.
     """
+    check_devices(**vars(curve))
     known = ~curve.attention.isnan()
-    norms, shares = bin_means(curve.norm, curve.attention, known, (0, 1), ATTENTION_BINS)
-    coefficients = fit_quadratic(widened(curve.attention), widened(curve.norm).square(), known)
-    gap = curve.attention - curve.optimum
+    attention, optimum, norm = (
+        x.to(work_dtype(x)) for x in (curve.attention, curve.optimum, curve.norm)
+    )
+    norms, shares = bin_means(norm, attention, known, (0, 1), ATTENTION_BINS)
+    coefficients = fit_quadratic(widened(attention), widened(norm).square(), known)
+    gap = attention - optimum
     _, gaps = bin_means(gap, gap, ~gap.isnan(), (-1, 1), GAP_BINS)
     return SinkCurveSummary(norms, shares, coefficients, 2 * coefficients[..., 2], gaps)
 

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_geometry.measures.checks import check_pattern
+from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import ValueBias
 from tl_geometry.measures.masks import (
@@ -23,7 +24,7 @@ from tl_geometry.measures.masks import (
     resolve_sinks,
 )
 from tl_geometry.measures.ranks import spearman
-from tl_geometry.measures.scaling import full_precision, safe_norm, scale
+from tl_geometry.measures.scaling import full_precision, safe_norm, scaled_length
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def sink_rate(
         ValueError: a mask of another shape, or a sink outside the sequence.
     """
     check_pattern(pattern)
+    check_devices(pattern=pattern, available=available, sink=sink)
     keep = resolve_available(pattern, available)
     sinks = resolve_sinks(sink, keep, pattern)
     seen = keep & sinks.unsqueeze(-2)
@@ -108,6 +110,7 @@ def sink_metric(
         ValueError: epsilon outside [0, 1].
     """
     check_pattern(pattern)
+    check_devices(pattern=pattern, available=available)
     if not 0 <= epsilon <= 1:
         raise ValueError(
             f"epsilon is a share of attention, so it must lie in [0, 1], got {epsilon}"
@@ -177,8 +180,8 @@ def value_geometry(geometry: AttentionGeometry) -> dict[str, Float[Tensor, "batc
         if suffix:
             exponent = geometry.frame.exponent
             sink_norm, other_norm = (
-                scale(sink_norm, exponent),
-                scale(other_norm, exponent),
+                scaled_length(sink_norm, exponent),
+                scaled_length(other_norm, exponent),
             )
         found[f"sink_norm{suffix}"] = sink_norm
         found[f"other_norm{suffix}"] = other_norm

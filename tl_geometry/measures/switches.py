@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
@@ -114,7 +115,7 @@ def switches(geometry: AttentionGeometry, fractions: tuple[float, ...]) -> Switc
     rows = own_rows(geometry).unsqueeze(-2)
     unknown = (~length.isfinite() & rows).any(-1).squeeze(-1) | (~norms.isfinite() & others).any(-1)
     limit = typical.masked_fill((typical == 0) | unknown, torch.nan)[..., None, None]
-    limit = limit * torch.tensor(fractions, dtype=length.dtype, device=length.device)[:, None]
+    limit = limit * constants(fractions, length)[:, None]
     off = length < limit
     later = geometry.sink_rows.unsqueeze(-2) & ~limit.isnan()
     sink_rate = geometry.sink_attention.unsqueeze(-2).expand(off.shape)

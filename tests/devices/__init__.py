@@ -1,0 +1,1 @@
+"""Devices that a machine does not have."""
