@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.arguments import whole_number
+from tl_geometry.arguments import true_or_false, whole_number, whole_seed
 from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.min_norm import hull_distance
 from tl_geometry.measures.scaling import power_of_two, scale, work_dtype
@@ -111,7 +111,8 @@ def halfspace_margins(
         ValueError: shapes that do not fit, a document without that token, a negative seed, or
             vectors that are not finite.
     """
-    sink, seed = None if sink is None else whole_number("sink", sink), whole_number("seed", seed, 0)
+    sink, seed = None if sink is None else whole_number("sink", sink), whole_seed(seed)
+    control = true_or_false("control", control)
     if getattr(x, "ndim", None) == 2:
         if mask is not None:
             raise ValueError(f"mask needs x with a batch axis, but x has shape {tuple(x.shape)}")
