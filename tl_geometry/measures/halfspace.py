@@ -125,6 +125,8 @@ def halfspace_margins(
         raise ValueError(f"sink must be a place among the tokens, from 0 on, or None; got {sink}")
     short = (real.sum(-1) <= (sink or 0)).nonzero().flatten().tolist()
     if short:
+        if sink is None:
+            raise ValueError(f"mask leaves no token in the documents {short} of x {tuple(x.shape)}")
         raise ValueError(
             f"sink={sink}, but the documents {short} of x {tuple(x.shape)} have no such token"
         )

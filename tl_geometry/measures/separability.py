@@ -207,10 +207,16 @@ def inversion_bounds(
     [[1.0, 0.6666666865348816], [1.0, 0.5], [1.0, 0.5714285969734192]]
 
     Raises:
+        TypeError: ``inversions`` is not floating point.
         ValueError: ``top_n`` has not one size per entry of the last axis.
     """
     sizes = checked_sizes(top_n)
-    if inversions.shape[-1] != len(sizes):
+    if not isinstance(inversions, Tensor) or not inversions.is_floating_point():
+        raise TypeError(
+            "inversions must be a floating point tensor (... top_n), got "
+            f"{getattr(inversions, 'dtype', type(inversions).__name__)}"
+        )
+    if inversions.ndim == 0 or inversions.shape[-1] != len(sizes):
         raise ValueError(
             f"inversions has shape {tuple(inversions.shape)}; its last axis must have the {len(sizes)} sizes of top_n"
         )

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, strategies as st
 from literal.sink_curve import assert_curve
 
-from fuzz.measures import MEASURES, call, condition, fields
-from fuzz.profile import examples
-from fuzz.strategies import Layer, layers, layouts
+from fuzzing.measures import MEASURES, call, condition, fields
+from fuzzing.profile import examples
+from fuzzing.strategies import Layer, layers, layouts
 
 WORST = 2.0**10
 """Rows that amplify rounding more than this are left out where numbers are compared."""

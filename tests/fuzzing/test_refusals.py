@@ -12,10 +12,10 @@ import torch
 from analysis_data.reference import plain_package
 from hypothesis import given
 
-from fuzz.measures import MEASURES
-from fuzz.profile import examples
-from fuzz.refusals import SINKS, no_masks, no_tensors, refuses, wrong_scalars
-from fuzz.strategies import layers
+from fuzzing.measures import MEASURES
+from fuzzing.profile import examples
+from fuzzing.refusals import SINKS, no_masks, no_tensors, refuses, wrong_scalars
+from fuzzing.strategies import layers
 
 
 @pytest.fixture(scope="module")

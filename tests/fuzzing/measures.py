@@ -20,7 +20,7 @@ from literal import (
 from literal.masks import available_mask, sink_mask
 
 import tl_geometry as tlg
-from fuzz.strategies import Layer, literal_sink, sinks
+from fuzzing.strategies import Layer, literal_sink, sinks
 
 Options = dict[str, Any]
 Arrays = dict[str, np.ndarray]
