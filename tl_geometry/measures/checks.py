@@ -24,14 +24,19 @@ def check_bool(name: str, mask: Any, meaning: str) -> None:
         )
 
 
-def check_axes(name: str, tensor: Any, axes: str) -> None:
-    """Refuse what is not a floating point tensor with these axes."""
+def check_float(name: str, tensor: Any, axes: str) -> None:
+    """Refuse what is not a floating point tensor, naming the axes that it should have."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor ({axes}), got {type(tensor).__name__}")
     if not tensor.is_floating_point():
         raise TypeError(
             f"{name} must be a floating point tensor ({axes}), got dtype {tensor.dtype}"
         )
+
+
+def check_axes(name: str, tensor: Any, axes: str) -> None:
+    """Refuse what is not a floating point tensor with these axes."""
+    check_float(name, tensor, axes)
     if tensor.ndim != len(axes.split()):
         raise ValueError(f"{name} must have the axes {axes}, got shape {tuple(tensor.shape)}")
     if tensor.numel() == 0:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_geometry.arguments import one_of, true_or_false, whole_number, whole_seed
-from tl_geometry.measures.checks import check_generator
+from tl_geometry.measures.checks import check_float, check_generator
 from tl_geometry.measures.clusters import Distance, RankBy, SeparabilityScores, score_rows
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -211,11 +211,7 @@ def inversion_bounds(
         ValueError: ``top_n`` has not one size per entry of the last axis.
     """
     sizes = checked_sizes(top_n)
-    if not isinstance(inversions, Tensor) or not inversions.is_floating_point():
-        raise TypeError(
-            "inversions must be a floating point tensor (... top_n), got "
-            f"{getattr(inversions, 'dtype', type(inversions).__name__)}"
-        )
+    check_float("inversions", inversions, "... top_n")
     if inversions.ndim == 0 or inversions.shape[-1] != len(sizes):
         raise ValueError(
             f"inversions has shape {tuple(inversions.shape)}; its last axis must have the {len(sizes)} sizes of top_n"
