@@ -2,9 +2,11 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import tl_geometry
 
@@ -61,8 +63,6 @@ def test_the_wheel_holds_the_package_and_its_data(tmp_path):
         text=True,
         check=True,
     )
-    import zipfile
-
     names = set(zipfile.ZipFile(tmp_path / done.stdout.split()[-1]).namelist())
     package = ROOT / "tl_geometry"
     expected = {
@@ -92,6 +92,46 @@ def test_pins_hold_back_what_is_known_to_break(line):
     if line == "2.18.0":
         assert (major, minor) == (4, 57)
         assert 21 <= int(found["pyarrow"].split(".")[0]) < 26
+
+
+def requirements():
+    """The package's own requirements by name, as its metadata has them."""
+    found = [Requirement(text) for text in installed().requires or ()]
+    return {r.name: r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
+
+
+def test_the_bound_takes_tested_releases_of_transformerlens_and_no_later_line():
+    allowed = requirements()["transformer-lens"].specifier
+    for line in (*LINES, "2.16.0", "3.12.0", "4.9.0"):
+        assert line in allowed
+    for line in ("2.15.4", "5.0.0", "5.1.2", "6.0.0"):
+        assert line not in allowed
+    assert not allowed.contains("5.0.0rc1", prereleases=True)
+
+
+def test_a_resolver_refuses_transformerlens_5(tmp_path):
+    """With an index of its own, where TransformerLens 5.0.0 is all there is."""
+    name = "transformer_lens-5.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+        info = "transformer_lens-5.0.0.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: transformer-lens\nVersion: 5.0.0\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--dry-run", "--ignore-installed"]
+    pip += ["--no-index", "--no-deps", "--find-links", str(tmp_path)]
+
+    def resolve(requirement):
+        return subprocess.run([*pip, requirement], capture_output=True, text=True, check=False)
+
+    good = resolve("transformer-lens")
+    assert "Would install transformer-lens-5.0.0" in good.stdout, good.stderr
+    refused = resolve(str(requirements()["transformer-lens"]))
+    assert refused.returncode != 0
+    assert "No matching distribution found for transformer-lens" in refused.stderr
 
 
 def test_make_without_a_target_explains_itself():

@@ -5,7 +5,14 @@ from __future__ import annotations
 from operator import index
 from typing import Any
 
-__all__ = ["confidence_level", "one_of", "real_number", "whole_number", "whole_seed"]
+__all__ = [
+    "confidence_level",
+    "one_of",
+    "real_number",
+    "true_or_false",
+    "whole_number",
+    "whole_seed",
+]
 
 _SEEDS = 2**64
 
@@ -54,6 +61,16 @@ def real_number(name: str, value: Any) -> float:
     ):
         raise TypeError(f"{name} must be a number, got {value!r}")
     return float(value)
+
+
+def true_or_false(name: str, value: Any) -> bool:
+    """The truth value itself: a word such as "no" would count as true.
+
+    Example: ``true_or_false("cross", np.True_)`` is True; 1 and None raise TypeError.
+    """
+    if not _is_bool(value) or getattr(value, "ndim", 0) > 0:
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def confidence_level(value: Any) -> float:

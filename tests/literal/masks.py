@@ -98,7 +98,7 @@ def sink_mask(sink, pattern, available=None, epsilon=0.3, later=16) -> np.ndarra
     for b, real in enumerate(real_keys(mask)):
         tokens = [j for j in range(keys) if real[j]]
         for place in places:
-            if tokens:
+            if place < len(tokens):
                 sinks[b, :, tokens[place]] = True
     return sinks
 

@@ -43,9 +43,9 @@ def source_winners(
                         best, position[b, h, i] = score, j
                 if queries == "last" and i != real[-1]:
                     continue
-                if not cross and sinks[b, h, i]:
-                    continue
                 winner = position[b, h, i]
+                if winner < 0 or (not cross and sinks[b, h, i]):
+                    continue
                 if not cross and winner == i:
                     category[b, h, i] = SELF
                 else:

@@ -18,6 +18,7 @@ from tl_geometry.hooks.weights import (
     per_head_bias,
 )
 from tl_geometry.hooks.windows import sliding_window
+from tl_geometry.models.versions import check_transformer_lens
 
 __all__ = ["AttentionSite", "attention_sites", "select_sites"]
 
@@ -114,8 +115,10 @@ def attention_sites(model: Any) -> list[AttentionSite]:
     another way (Mamba, linear attention) have none and are simply not in the list. Labels are block
     numbers, or the full names (`"decoder_blocks.0.cross_attn"`) in models with several stacks.
 
-    Raises: ValueError if the model has no such site.
+    Raises: ValueError if the model has no such site, ImportError if the installed TransformerLens
+    is older than 2.16, or 5 and later.
     """
+    check_transformer_lens()
     hooks: dict[str, Any] = dict(getattr(model, "hook_dict", {}))
     prefixes = [name.removesuffix(_PATTERN) for name in hooks if name.endswith(_PATTERN)]
     prefixes = [p for p in prefixes if {f"{p}.hook_v", f"{p}.hook_z"} <= hooks.keys()]

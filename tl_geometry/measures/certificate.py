@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.arguments import one_of
+from tl_geometry.arguments import one_of, real_number
 from tl_geometry.measures.clusters import ULPS
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -95,18 +95,20 @@ def sink_aware_certificate(
     Other arguments as in :func:`tl_geometry.separability`.
 
     Raises:
+        TypeError: bounds or a ratio that are no numbers.
         ValueError: more than one sink in a row, bounds that are no range within [-1, 1], or a
-            negative ratio.
+            ratio that is negative or infinite.
     """
     sizes = checked_sizes(top_n)
-    for name, bounds in (("cosine", cosine), ("sink_cosine", sink_cosine)):
-        if bounds is not None and not -1 <= bounds[0] <= bounds[1] <= 1:
-            raise ValueError(f"{name} must be a range (low, high) within [-1, 1], got {bounds}")
+    cosine, sink_cosine = _range("cosine", cosine), _range("sink_cosine", sink_cosine)
     one_of("space", space, ("head", "model"))
-    if sink_norm_ratio is not None and not sink_norm_ratio >= 0:
-        raise ValueError(
-            f"sink_norm_ratio is a ratio of lengths, so it must be at least 0: got {sink_norm_ratio}"
-        )
+    if sink_norm_ratio is not None:
+        sink_norm_ratio = real_number("sink_norm_ratio", sink_norm_ratio)
+        if not 0 <= sink_norm_ratio < float("inf"):
+            raise ValueError(
+                "sink_norm_ratio is a ratio of lengths, so it must be finite and at least 0: got "
+                f"{sink_norm_ratio}"
+            )
     geometry = geometry_for(pattern, v, W_O, space=space, available=available, sink=sink)
     if geometry.sink_keys[0].shape[-1] > 1 and int(geometry.sinks.sum(-1).max()) > 1:
         raise ValueError(
@@ -117,6 +119,18 @@ def sink_aware_certificate(
         geometry, rows, real, sizes,
         cosine=cosine, sink_cosine=sink_cosine, sink_norm_ratio=sink_norm_ratio, space=space,
     )  # fmt: skip
+
+
+def _range(name: str, bounds: Any) -> Range | None:
+    """The bounds of a cosine as two numbers, None as it is."""
+    if bounds is None:
+        return None
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        raise ValueError(f"{name} must be a range (low, high) within [-1, 1], got {bounds!r}")
+    low, high = (real_number(f"each bound of {name}", bound) for bound in bounds)
+    if not -1 <= low <= high <= 1:
+        raise ValueError(f"{name} must be a range (low, high) within [-1, 1], got {bounds!r}")
+    return low, high
 
 
 def certify_rows(

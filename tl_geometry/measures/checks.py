@@ -25,14 +25,19 @@ def check_bool(name: str, mask: Any, meaning: str) -> None:
         )
 
 
-def check_axes(name: str, tensor: Any, axes: str) -> None:
-    """Refuse what is not a floating point tensor with these axes."""
+def check_float(name: str, tensor: Any, axes: str) -> None:
+    """Refuse what is not a floating point tensor, naming the axes that it should have."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor ({axes}), got {type(tensor).__name__}")
     if not tensor.is_floating_point():
         raise TypeError(
             f"{name} must be a floating point tensor ({axes}), got dtype {tensor.dtype}"
         )
+
+
+def check_axes(name: str, tensor: Any, axes: str) -> None:
+    """Refuse what is not a floating point tensor with these axes."""
+    check_float(name, tensor, axes)
     if tensor.ndim != len(axes.split()):
         raise ValueError(f"{name} must have the axes {axes}, got shape {tuple(tensor.shape)}")
     if tensor.numel() == 0:
@@ -50,6 +55,7 @@ def check_norm_weight(norm_weight: Tensor | None, W_O: Tensor) -> None:
         raise ValueError(
             'output="normed" needs norm_weight, the d_model scale of the norm after attention'
         )
+    check_axes("norm_weight", norm_weight, "d_model")
     if tuple(norm_weight.shape) != (W_O.shape[2],):
         raise ValueError(
             f"norm_weight has shape {tuple(norm_weight.shape)}; it must be d_model ({W_O.shape[2]},), as W_O has it"
@@ -80,12 +86,22 @@ def check_layer(pattern: Tensor, v: Tensor, W_O: Tensor) -> None:
 
 
 def kv_bias(b_V: Tensor | None, v: Tensor, W_O: Tensor) -> Tensor:
-    """The value bias per kv head, from one per kv head or one per query head."""
+    """The value bias per kv head, from one per kv head or one per query head.
+
+    Raises:
+        ValueError: none, another shape, or query heads that share a value but not its bias.
+    """
     if b_V is None:
         raise ValueError('value_bias="remove" needs b_V, the value bias (kv_head d_head)')
+    check_axes("b_V", b_V, "kv_head d_head")
     n_kv, d_head = v.shape[2:]
     if tuple(b_V.shape) == (W_O.shape[0], d_head):
-        b_V = b_V[:: W_O.shape[0] // n_kv]
+        groups = b_V.reshape(n_kv, -1, d_head)
+        if not torch.equal(groups, groups[:, :1].expand_as(groups)):
+            raise ValueError(
+                "b_V differs between query heads that share a value: give one bias per kv head"
+            )
+        b_V = groups[:, 0]
     if tuple(b_V.shape) != (n_kv, d_head):
         raise ValueError(
             f"b_V has shape {tuple(b_V.shape)}; it must be kv_head d_head {(n_kv, d_head)}"

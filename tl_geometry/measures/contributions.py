@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_geometry.arguments import one_of, whole_number
+from tl_geometry.arguments import one_of, true_or_false, whole_seed
 from tl_geometry.measures.devices import seeded
 from tl_geometry.measures.geometry import AttentionGeometry, Mode
 from tl_geometry.measures.importances import IMPORTANCES, Importance, layer_importance
@@ -167,7 +167,7 @@ def value_weighted_attention(
         output=output,
         norm_weight=norm_weight,
     )
-    if normalized:
+    if true_or_false("normalized", normalized):
         return geometry.relative_lengths(mode)
     return layer_importance(geometry, "value_weighted", mode)
 
@@ -242,6 +242,7 @@ def importance(
     Other arguments, NaN rows and errors as in :func:`contribution_weights`.
     """
     one_of("kind", kind, IMPORTANCES)
+    absolute = true_or_false("absolute", absolute)
     geometry = AttentionGeometry(
         pattern,
         v,
@@ -254,7 +255,7 @@ def importance(
     )
     if kind != "random":
         return layer_importance(geometry, kind, mode, absolute=absolute)
-    drawn = seeded(pattern.device, whole_number("seed", seed, 0), generator)
+    drawn = seeded(pattern.device, whole_seed(seed), generator)
     scores = torch.rand(pattern.shape, generator=drawn, device=pattern.device, dtype=geometry.dtype)
     scores = scores * geometry.available
     return scores.masked_fill(~geometry.rows.unsqueeze(-1), torch.nan)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.arguments import one_of, real_number, whole_number
+from tl_geometry.arguments import one_of, real_number, true_or_false, whole_number
 from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.cost_solver import Bracket, Leads, Norm, smallest_form
 from tl_geometry.measures.devices import check_numbers
@@ -140,7 +140,7 @@ def representation_cost(
     tokens, basis, exponent = _span(x)
     rivals = torch.ones(len(x), len(x), dtype=torch.bool)
     goal = torch.full((len(x),), sink) if target == "sink" else torch.arange(len(x))
-    if causal:
+    if true_or_false("causal", causal):
         rivals = rivals.tril() & (goal <= torch.arange(len(x)))[:, None]
     rivals[torch.arange(len(x)), goal] = False
     rows = rivals.any(-1)

@@ -75,9 +75,12 @@ def seeded(
     """The caller's generator, or a new one on the device; None on the meta device, where nothing is drawn.
 
     Raises:
+        TypeError: something else than a generator of torch.
         ValueError: a generator of another device.
     """
     if generator is not None:
+        if not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         if generator.device.type != device.type:
             raise ValueError(
                 f"generator is on {generator.device}, the tensors are on {device}: make it with "

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.arguments import whole_number
+from tl_geometry.arguments import true_or_false, whole_number, whole_seed
 from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.devices import check_numbers
 from tl_geometry.measures.min_norm import hull_distance
@@ -112,7 +112,8 @@ def halfspace_margins(
         ValueError: shapes that do not fit, a document without that token, a negative seed, or
             vectors that are not finite.
     """
-    sink, seed = None if sink is None else whole_number("sink", sink), whole_number("seed", seed, 0)
+    sink, seed = None if sink is None else whole_number("sink", sink), whole_seed(seed)
+    control = true_or_false("control", control)
     if getattr(x, "ndim", None) == 2:
         if mask is not None:
             raise ValueError(f"mask needs x with a batch axis, but x has shape {tuple(x.shape)}")
@@ -126,6 +127,8 @@ def halfspace_margins(
         raise ValueError(f"sink must be a place among the tokens, from 0 on, or None; got {sink}")
     short = (real.sum(-1) <= (sink or 0)).nonzero().flatten().tolist()
     if short:
+        if sink is None:
+            raise ValueError(f"mask leaves no token in the documents {short} of x {tuple(x.shape)}")
         raise ValueError(
             f"sink={sink}, but the documents {short} of x {tuple(x.shape)} have no such token"
         )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from tl_geometry.arguments import one_of
+from tl_geometry.arguments import one_of, true_or_false
 from tl_geometry.measures.checks import check_layer, check_norm_weight, kv_bias
 from tl_geometry.measures.devices import check_devices, check_numbers
 from tl_geometry.measures.frame import OutputFrame
@@ -99,7 +99,7 @@ class AttentionLayer:
             check_norm_weight(norm_weight, W_O)
         self.W_O = W_O
         self._causal = causal
-        self.cross = cross or pattern.shape[2] != pattern.shape[3]
+        self.cross = true_or_false("cross", cross) or pattern.shape[2] != pattern.shape[3]
         self.layer = layer
         self.documents = tuple(range(pattern.shape[0])) if documents is None else tuple(documents)
         self._norm_weight = norm_weight if output == "normed" else None

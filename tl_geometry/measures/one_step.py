@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_geometry.arguments import real_number, whole_number
+from tl_geometry.arguments import real_number, true_or_false, whole_number
 from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.devices import check_devices, no_autocast
 from tl_geometry.measures.scaling import work_dtype
@@ -83,7 +83,7 @@ def one_step_similarity(
         raise ValueError(
             "normed_mean, normed_covariance and cross_covariance describe norm(x) together: give all three or none"
         )
-    mixing = real_number("mixing", mixing)
+    mixing, causal = real_number("mixing", mixing), true_or_false("causal", causal)
     if not 0 <= mixing <= 1:
         raise ValueError(f"mixing is a share of attention, so it must lie in [0, 1], got {mixing}")
     length = whole_number("length", length)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from operator import index
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.arguments import one_of, whole_number
+from tl_geometry.arguments import one_of, true_or_false, whole_number, whole_seed
+from tl_geometry.measures.checks import check_float
 from tl_geometry.measures.clusters import Distance, RankBy, SeparabilityScores, score_rows
 from tl_geometry.measures.devices import check_devices, constants, seeded
 from tl_geometry.measures.geometry import AttentionGeometry
@@ -80,8 +80,8 @@ def separability(
         ("space", space, ("head", "model")),
     ):
         one_of(name, value, allowed)
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    repeats = whole_number("repeats", repeats, 1)
+    exclude_sink = true_or_false("exclude_sink", exclude_sink)
     geometry = geometry_for(pattern, v, W_O, space=space, available=available, sink=sink)
     rows, real = select_rows(geometry, queries)
     if rank_by != "random":
@@ -95,7 +95,7 @@ def separability(
             distance=distance,
             space=space,
         )
-    drawn = seeded(pattern.device, whole_number("seed", seed, 0), generator)
+    drawn = seeded(pattern.device, whole_seed(seed), generator)
     shape = (pattern.shape[0], rows.shape[1], geometry.n_keys)
     runs = [
         score_rows(
@@ -119,9 +119,13 @@ def _over_repeats(runs: list[SeparabilityScores]) -> SeparabilityScores:
 
 def checked_sizes(top_n: Sequence[int] | int) -> tuple[int, ...]:
     """The sizes N as a tuple of positive ints."""
-    given = (top_n,) if isinstance(top_n, int) else tuple(top_n)
+    given: Any = (
+        (top_n,) if hasattr(top_n, "__index__") and not getattr(top_n, "ndim", 0) else top_n
+    )
     try:
-        sizes = tuple(index(n) for n in given)
+        if isinstance(given, str):
+            raise TypeError("letters are no sizes")
+        sizes = tuple(whole_number("top_n", n) for n in given)
     except TypeError as error:
         raise TypeError(f"top_n must hold integers, got {top_n!r}") from error
     if not sizes or min(sizes) < 1:
@@ -145,7 +149,10 @@ def geometry_for(
         W_O = torch.eye(v.shape[-1], dtype=work_dtype(v), device=v.device).expand(
             pattern.shape[1], -1, -1
         )
-    return AttentionGeometry(pattern, v, W_O, available=available, sink=sink)
+    geometry = AttentionGeometry(pattern, v, W_O, available=available, sink=sink)
+    if not isinstance(sink, str) or sink != "auto":
+        _ = geometry.sinks  # refuses sinks that do not exist, whether or not they are used
+    return geometry
 
 
 def select_rows(
@@ -178,11 +185,13 @@ def select_rows(
             return geometry.spread_rows(1)
         rows = torch.arange(n, device=geometry.pattern.device).expand(batch, -1)
         return rows, geometry.rows.any(1)
-    if not isinstance(queries, int) or isinstance(queries, bool) or queries < 1:
+    try:
+        count = whole_number("queries", queries, 1)
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f'queries must be "all", "last", a number of rows or a tensor of positions, got {queries!r}'
-        )
-    return geometry.spread_rows(min(queries, n))
+        ) from error
+    return geometry.spread_rows(min(count, n))
 
 
 def inversion_bounds(
@@ -199,10 +208,12 @@ def inversion_bounds(
     [[1.0, 0.6666666865348816], [1.0, 0.5], [1.0, 0.5714285969734192]]
 
     Raises:
+        TypeError: ``inversions`` is not floating point.
         ValueError: ``top_n`` has not one size per entry of the last axis.
     """
     sizes = checked_sizes(top_n)
-    if inversions.shape[-1] != len(sizes):
+    check_float("inversions", inversions, "... top_n")
+    if inversions.ndim == 0 or inversions.shape[-1] != len(sizes):
         raise ValueError(
             f"inversions has shape {tuple(inversions.shape)}; its last axis must have the {len(sizes)} sizes of top_n"
         )

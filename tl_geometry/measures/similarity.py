@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.arguments import true_or_false
 from tl_geometry.measures.checks import check_axes, check_bool
 from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.scaling import power_of_two, safe_norm, scale, work_dtype
@@ -106,7 +107,7 @@ class TokenVectors:
 
     def similarity(self, *, skip_first: bool = True) -> Float[Tensor, " batch"]:
         """See :func:`token_similarity`."""
-        counted = self.others if skip_first else self.real
+        counted = self.others if true_or_false("skip_first", skip_first) else self.real
         n = (counted & self.directed).sum(-1)
         # Unlike a product, this sums pairwise.
         total = torch.where(counted.unsqueeze(-1), self.directions, 0).sum(-2)
@@ -115,7 +116,7 @@ class TokenVectors:
 
     def residual(self, *, skip_first: bool = True) -> Float[Tensor, " batch"]:
         """See :func:`relative_residual`."""
-        counted = self.others if skip_first else self.real
+        counted = self.others if true_or_false("skip_first", skip_first) else self.real
         lengths = torch.where(counted, self.lengths, 0)
         exponent = power_of_two(lengths, -1)
         lengths = scale(lengths, -exponent)

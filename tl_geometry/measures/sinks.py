@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.arguments import real_number
 from tl_geometry.measures.checks import check_pattern
 from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.geometry import AttentionGeometry
@@ -107,10 +108,12 @@ def sink_metric(
     [1.0, 0.0]
 
     Raises:
+        TypeError: epsilon is no number.
         ValueError: epsilon outside [0, 1].
     """
     check_pattern(pattern)
     check_devices(pattern=pattern, available=available)
+    epsilon = real_number("epsilon", epsilon)
     if not 0 <= epsilon <= 1:
         raise ValueError(
             f"epsilon is a share of attention, so it must lie in [0, 1], got {epsilon}"

@@ -9,13 +9,15 @@ Source: Sukenik et al., arXiv 2605.08453.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.arguments import real_number
 from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
@@ -54,7 +56,7 @@ def switch_rates(
     v: Float[Tensor, "batch key kv_head d_head"],
     W_O: Float[Tensor, "head d_head d_model"],
     *,
-    fractions: Sequence[float] = FRACTIONS,
+    fractions: Sequence[float | int] = FRACTIONS,
     available: Tensor | None = None,
     sink: SinkRule = "first",
     value_bias: ValueBias = "as_hooked",
@@ -76,7 +78,7 @@ def switch_rates(
     :func:`tl_geometry.sink_rate`.
 
     Raises:
-        TypeError: inputs that are not floating point.
+        TypeError: inputs that are not floating point, or fractions that are no numbers.
         ValueError: shapes that do not fit, a sink outside the sequence, or a fraction that is not
             positive.
     """
@@ -88,14 +90,17 @@ def switch_rates(
     return switches(geometry, checked)
 
 
-def checked_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
+def checked_fractions(fractions: Any) -> tuple[float, ...]:
     """The fractions as a tuple of positive floats.
 
     Raises:
-        ValueError: none, or one that is not positive.
+        TypeError: no numbers.
+        ValueError: none, or one that is not positive and finite.
     """
-    checked = tuple(float(f) for f in fractions)
-    if not checked or not all(f > 0 for f in checked):
+    if isinstance(fractions, str) or not isinstance(fractions, Iterable):
+        raise TypeError(f"fractions must hold positive shares of a length, got {fractions!r}")
+    checked = tuple(real_number("each of fractions", f) for f in fractions)
+    if not checked or not all(0 < f < float("inf") for f in checked):
         raise ValueError(f"fractions must hold positive shares of a length, got {fractions!r}")
     return checked
 

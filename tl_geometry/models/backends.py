@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 from tl_geometry.models.errors import BackendUnavailableError
+from tl_geometry.models.versions import check_transformer_lens
 
 Backend = Literal["hooked", "bridge"]
 
@@ -22,7 +23,9 @@ def model_class(backend: Backend) -> Any:
 
     Raises:
         BackendUnavailableError: the installed TransformerLens lacks the class.
+        ImportError: the installed TransformerLens is older than 2.16, or 5 and later.
     """
+    check_transformer_lens()
     module, name, requirement = _HOME[backend]
     try:
         return getattr(importlib.import_module(module), name)
