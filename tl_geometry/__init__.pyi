@@ -54,6 +54,7 @@ from .measures import (
     importance as importance,
     inversion_bounds as inversion_bounds,
     mixing_ratio as mixing_ratio,
+    null_sink_rate as null_sink_rate,
     one_step_similarity as one_step_similarity,
     representation_cost as representation_cost,
     semantic_alignment as semantic_alignment,

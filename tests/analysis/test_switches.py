@@ -25,7 +25,10 @@ PER_ROW = (
     "sink_logit_margin_min",
     "sink_logit_margin_mean",
 )
-VARIABLES = {"off_rate", "sink_rate_off", "sink_rate_on", "diagonal_attention", *PER_ROW}
+VARIABLES = {
+    *("off_rate", "sink_rate_off", "sink_rate_on", "null_sink_rate_off", "null_sink_rate_on"),
+    *("diagonal_attention", *PER_ROW),
+}
 PADDING = {
     "none": [[1] * 19] * 3,
     "right": [[1] * 19, [1] * 11 + [0] * 8, [1] * 17 + [0] * 2],

@@ -178,7 +178,8 @@ def numbers(
         own = math.nan if cross else _mean([c[h, i, i] for i in rows])
         put("contribution_self", own)
         put("contribution_negative", _mean([-c[h, i][c[h, i] < 0].sum() for i in rows]))
-        distances = [np.abs(c[h, i] - a[h, i]).sum() / 2 for i in rows]
+        # A null sink takes what is left of a row, and contributes nothing.
+        distances = [(np.abs(c[h, i] - a[h, i]).sum() + abs(1 - a[h, i].sum())) / 2 for i in rows]
         put("contribution_attention_distance", _mean(distances))
         put("contribution_sink", _mean([c[h, i, sink] for i in later if i in rows]))
         inter = [i for i in range(queries) if not np.isnan(c_inter[h, i]).any()]
@@ -209,7 +210,9 @@ def numbers(
         put("null_sink_rate", _mean([1 - weights[i, seen[i]].sum() for i in range(queries)]))
         early = [i for i in range(min(64, queries)) if seen[i, sink]]
         received = _mean([a[h, i, sink] for i in early])
-        put("sink_metric", float(received > epsilon) if queries >= 64 and not cross else math.nan)
+        nothing = _mean([1 - weights[i, seen[i]].sum() for i in range(min(64, queries))])
+        for name, share in (("sink_metric", received), ("null_sink_metric", nothing)):
+            put(name, float(share > epsilon) if queries >= 64 and not cross else math.nan)
         tail = [
             (i, j)
             for i in spread(queries, tail_queries)

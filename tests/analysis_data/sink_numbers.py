@@ -96,6 +96,7 @@ def sink_labels(result: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     rate, ratio, norm = (
         result[name] for name in ("sink_rate", "output_norm_ratio", "output_norm_with_sink")
     )
+    rate = rate + result["null_sink_rate"]
     below = [[float(x < t) if x == x else math.nan for t in THRESHOLDS] for x in ratio]
     low = literal_cone.lowest_quartile(norm)
     fits = np.array([_parabola(lengths) for lengths in result["norm_by_sink_rate"]])

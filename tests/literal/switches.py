@@ -48,7 +48,7 @@ def switch_rates(
     mask, sinks, alpha, values = _layer(pattern, v, W_O, available, sink, options)
     batch, heads, queries, keys = alpha.shape
     cross = cross or queries != keys
-    names = ("off_rate", "sink_rate_off", "sink_rate_on")
+    names = ("off_rate", "sink_rate_off", "sink_rate_on", "null_sink_rate_off", "null_sink_rate_on")
     found = {name: np.full((batch, heads, len(fractions)), np.nan) for name in names}
     found["diagonal_attention"] = np.full((batch, heads), np.nan)
     for b, h in np.ndindex(batch, heads):
@@ -64,7 +64,7 @@ def switch_rates(
         if not typical > 0:
             continue
         for k, fraction in enumerate(fractions):
-            off, rates = [], {True: [], False: []}
+            off, rates, nulls = [], {True: [], False: []}, {True: [], False: []}
             for i in rows:
                 seen = [j for j in range(keys) if mask[b, h, i, j]]
                 output = sum(alpha[b, h, i, j] * values[b, h, j] for j in seen)
@@ -72,9 +72,12 @@ def switch_rates(
                 off.append(is_off)
                 if any(sinks[b, h, j] for j in seen):
                     rates[is_off].append(sum(alpha[b, h, i, j] for j in seen if sinks[b, h, j]))
+                    nulls[is_off].append(1 - sum(alpha[b, h, i, j] for j in seen))
             found["off_rate"][b, h, k] = _mean(off)
             found["sink_rate_off"][b, h, k] = _mean(rates[True])
             found["sink_rate_on"][b, h, k] = _mean(rates[False])
+            found["null_sink_rate_off"][b, h, k] = _mean(nulls[True])
+            found["null_sink_rate_on"][b, h, k] = _mean(nulls[False])
     return found
 
 

@@ -41,6 +41,7 @@ def make_dataset(
         "regime_rows": np.full(shape, 4096.0),
         "sink_rate": sink_rate,
         "sink_rate_se": np.full(shape, 0.012),
+        "null_sink_rate": np.zeros(shape),
         "sink_metric": (sink_rate > 0.3) * rng.uniform(0.8, 1.0, shape),
         "sink_norm": rng.uniform(0.1, 0.6, shape),
         "other_norm": rng.uniform(0.8, 1.5, shape),

@@ -112,8 +112,8 @@ class Case:
         return seen[None]
 
     def window(self, index: int) -> int | None:
-        """The sliding window of a layer."""
-        unlike = self.entry.deviating(self.kind) and self.entry.arch == "qwen2_window"
+        """The sliding window of a layer; a HookedTransformer that deviates has none."""
+        unlike = self.kind == "hooked" and self.entry.deviating(self.kind)
         return None if unlike or self.several_stacks else self.entry.windows[index]
 
     @property
@@ -128,7 +128,7 @@ class Case:
     def causal(self, index: int) -> bool:
         """Whether no query of a layer may see a later key."""
         if self.several_stacks:
-            return index in (2, 4)
+            return index in (2, 4) and not self.entry.deviating(self.kind)
         return self.entry.arch not in ("bert", "roberta", "vit", "bidirectional")
 
 

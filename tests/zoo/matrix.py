@@ -87,7 +87,7 @@ MATRIX: tuple[Entry, ...] = (
     Entry(
         "gpt_oss", "gpt-oss", windows=(5, None), deviates=("hooked 2.18",),
         remark="learned sinks: rows sum to less than 1; the rest is `null_sink_rate`. HookedTransformer 2.18 "
-        "leaves them out",
+        "leaves them and the windows out",
     ),
     Entry("gpt_neox", "GPT-NeoX, Pythia", remark="parallel"),
     Entry("phi", "Phi", remark="parallel"),

@@ -42,7 +42,7 @@ class Contributions(Accumulator):
             "sum of negative contribution weights, as a positive number (intra)"
         ),
         "contribution_attention_distance": _variable(
-            "half the summed difference between contribution weights and attention (intra)"
+            "half the summed difference between contribution weights and attention, a null sink's included (intra)"
         ),
         "contribution_relative_norm": _variable("attention-weighted mean of |v W_O| / |o|"),
         "contribution_cosine": _variable("attention-weighted mean of cos(o, v W_O)"),
@@ -94,6 +94,7 @@ _INFIX: dict[Mode, str] = {"intra": "", "inter": "_inter"}
 def _sums(geometry: AttentionGeometry, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
     """Per row: the negative weights' sum, half the distance to attention, sum_j alpha_ij cos(o_i, v_j W_O).
 
+    A learned null sink, whose value is 0, contributes nothing, so all of its attention is distance.
     Blocks of rows keep the temporaries in cache; sum |c| and sum c give the negative part without
     another pass.
     """
@@ -111,6 +112,6 @@ def _sums(geometry: AttentionGeometry, mode: Mode) -> tuple[Tensor, Tensor, Tens
         return negative, negative, negative
     return (
         negative,
-        torch.cat(distance, -1) / 2,
+        (torch.cat(distance, -1) + geometry.null_attention.abs()) / 2,
         torch.cat(cosine, -1) * geometry.output_norms(mode),
     )

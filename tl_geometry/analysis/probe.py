@@ -55,7 +55,7 @@ class Probe:
         output: ``"normed"`` measures contributions after the norm that some models put behind the
             attention.
         diagnosis: a :func:`tl_geometry.doctor` result of this model, if at hand already; else one
-            short forward is run.
+            short forward is run. What it warns of is said as a UserWarning and stands in the result.
 
     Raises:
         ValueError: an unsupported layer (with its reason), an unknown layer or head, an accumulator
@@ -92,6 +92,7 @@ class Probe:
             label, reason = next(iter(refused.items()))
             more = f" (and {len(refused) - 1} more layers)" if len(refused) > 1 else ""
             raise ValueError(f"layer {label} can't be measured: {reason}{more}")
+        self.diagnosis.warn()
         self.model = model
         self.sites = [site for site in candidates if site.layer not in refused]
         self.skipped_layers = refused

@@ -33,10 +33,11 @@ PromptMode = Literal["intra", "inter", "attention"]
 
 @dataclass(frozen=True)
 class PromptMatrices:
-    """Matrices ``layer head query key`` of one prompt by mode, and which entries a query can see."""
+    """Matrices ``layer head query key`` of one prompt by mode, what a query can see, what is left of its attention."""
 
     by_mode: dict[PromptMode, NDArray[Any]]
     available: NDArray[Any]
+    null_attention: NDArray[Any]
 
 
 def prompt_contributions(
@@ -64,7 +65,8 @@ def prompt_contributions(
 
     Returns:
         ``layer head query key``, dimensionless, with the tokens as coordinates ``query_token`` and
-        ``key_token``. Entries that a query can't see are 0; rows whose output has cancelled are NaN.
+        ``key_token``, and what is left of each row's attention, which a learned null sink takes, as
+        ``null_attention``. Entries that a query can't see are 0; rows whose output has cancelled are NaN.
 
     Raises:
         TypeError: token ids that are no integers.
@@ -78,6 +80,7 @@ def prompt_contributions(
     for report in diagnosis.layers:
         if not report.supported:
             raise ValueError(f"layer {report.layer} can't be measured: {report.reason}")
+    diagnosis.warn()
     found = prompt_matrices(
         model, tokens, sites, diagnosis, [mode], value_bias=value_bias, output=output
     )
@@ -94,6 +97,14 @@ def prompt_contributions(
             "key": position,
             "query_token": ("query", words),
             "key_token": ("key", words),
+            "null_attention": (
+                ("layer", "head", "query"),
+                found.null_attention,
+                {
+                    "long_name": "attention that goes to no token (a learned null sink)",
+                    "units": "1",
+                },
+            ),
         },
         name="attention" if mode == "attention" else "contribution",
         attrs={
@@ -101,6 +112,7 @@ def prompt_contributions(
             "units": "1",
             "source": "Cunningham & Muca Cirone, arXiv 2606.07604",
             "mode": mode,
+            "warnings": list(diagnosis.warnings),
             **model_provenance(model, diagnosis.processing),
         },
     )
@@ -127,6 +139,7 @@ def prompt_matrices(
     dtype = np.float64 if sites[0].dtype == torch.float64 else np.float32
     found = {mode: np.full(shape, np.nan, dtype) for mode in modes}
     available = np.zeros((len(sites), n, n), dtype=bool)
+    null_attention = np.full(shape[:-1], np.nan, dtype)
     real = torch.ones_like(tokens)
     masks = BatchMasks(sites, real)
     reader = LayerReader(model, sites, diagnosis, value_bias=value_bias, output=output)
@@ -138,6 +151,7 @@ def prompt_matrices(
         row, geometry = rows[site.index], reader.geometry(site, pattern, v, z, masks)
         ledger.update(row, geometry, z, v)
         available[row] = geometry.available[0, 0].cpu().numpy()
+        null_attention[row, : site.n_heads] = geometry.null_attention[0].cpu().numpy()
         for mode in modes:
             matrix = geometry.pattern if mode == "attention" else geometry.contributions(mode)
             found[mode][row, : site.n_heads] = matrix[0].cpu().numpy()
@@ -150,7 +164,7 @@ def prompt_matrices(
             **{mask_argument(model): real},
         )
     ledger.verify()
-    return PromptMatrices(found, available)
+    return PromptMatrices(found, available, null_attention)
 
 
 def prompt_tokens(

@@ -39,18 +39,11 @@ _GU = "Gu et al., arXiv 2410.10781"
 _HONOR = "Sandoval-Segura et al., arXiv 2504.03889"
 _METRIC_TOKENS = 64
 _FACTORS = {"attention": "attention", "relative_norm": "relative norm", "cosine": "cosine"}
-_RENAMED = {
-    "sink_norm": "sink_norm",
-    "other_norm": "other_norm",
-    "norm_ratio": "sink_norm_ratio",
-    "cosine_mean": "sink_cosine",
-    "cosine_max": "sink_cosine_max",
-    "sink_norm_model": "sink_norm_model",
-    "other_norm_model": "other_norm_model",
-    "norm_ratio_model": "sink_norm_ratio_model",
-    "cosine_mean_model": "sink_cosine_model",
-    "cosine_max_model": "sink_cosine_max_model",
-}
+_NAMES = {
+    "sink_norm": "sink_norm", "other_norm": "other_norm", "norm_ratio": "sink_norm_ratio",
+    "cosine_mean": "sink_cosine", "cosine_max": "sink_cosine_max",
+}  # fmt: skip
+_RENAMED = {k + space: v + space for k, v in _NAMES.items() for space in ("", "_model")}
 
 
 class Sinks(Accumulator):
@@ -75,6 +68,9 @@ class Sinks(Accumulator):
         ),
         "sink_metric": Variable(
             "documents in which a sink receives more than epsilon", "share of documents", _GU
+        ),
+        "null_sink_metric": Variable(
+            "documents in which a null sink receives more than epsilon", "share of documents", _GU
         ),
         "sink_norm": Variable("length of the sink's value, |v|", "value space", _TS),
         "other_norm": Variable("median length of the other values, |v|", "value space", _TS),
@@ -178,8 +174,8 @@ class Sinks(Accumulator):
         """One number per document and head for each variable."""
         found = {_RENAMED[name]: value for name, value in value_geometry(geometry).items()}
         found["sink_rate"] = masked_mean(geometry.sink_attention, geometry.sink_rows)
-        found["null_sink_rate"] = masked_mean(1 - geometry.totals.attention, geometry.rows)
-        found["sink_metric"] = self._metric(geometry)
+        found["null_sink_rate"] = masked_mean(geometry.null_attention, geometry.rows)
+        found |= self._metrics(geometry)
         found["sink_negative_share"] = negative_share(geometry)
         for token, correlations in (
             ("sink", sink_correlations(geometry)),
@@ -194,16 +190,19 @@ class Sinks(Accumulator):
 
         A flag is 1, 0, or NaN where it is unknown.
         """
-        rate, ratio, norm = (
-            found[name] for name in ("sink_rate", "output_norm_ratio", "output_norm_with_sink")
-        )
+        ratio, norm = (found[name] for name in ("output_norm_ratio", "output_norm_with_sink"))
+        rate = found["sink_rate"] + found["null_sink_rate"]
         lengths = found["norm_by_sink_rate"]
         places = lengths.new_tensor(self.coords["sink_rate_bin"]).expand(lengths.shape)
         fit = fit_quadratic(places, lengths.square(), ~lengths.isnan())
         thresholds = torch.tensor(NORM_THRESHOLDS, dtype=ratio.dtype, device=ratio.device)
         return {
             "dormant_by_rate": (
-                Variable(f"whether the mean sink rate exceeds {DORMANT_RATE}", "", _GU),
+                Variable(
+                    f"whether the mean sink rate, a null sink's included, exceeds {DORMANT_RATE}",
+                    "",
+                    _GU,
+                ),
                 _flag(rate > DORMANT_RATE, rate),
             ),
             "dormant_by_norm": (
@@ -235,8 +234,8 @@ class Sinks(Accumulator):
             ),
         }
 
-    def _metric(self, geometry: AttentionGeometry) -> Float[Tensor, "batch head"]:
-        """Whether any sink receives more than epsilon among the first 64 real queries (itself included)."""
+    def _metrics(self, geometry: AttentionGeometry) -> Measured:
+        """Whether any sink, or the null sink, receives more than epsilon from the first 64 real queries."""
         rank = geometry.rows.long().cumsum(-1)
         early = geometry.rows & (rank <= _METRIC_TOKENS)
         columns = geometry.sink_columns(geometry.pattern)
@@ -244,9 +243,13 @@ class Sinks(Accumulator):
         received = masked_mean(
             columns.transpose(-1, -2), (seen & early.unsqueeze(-1)).transpose(-1, -2)
         )
-        sink = (received > self.epsilon).any(-1).to(received.dtype)
+        null = masked_mean(geometry.null_attention, early) > self.epsilon
         full = (rank[..., -1] >= _METRIC_TOKENS) & geometry.causal
-        return torch.where(full, sink, torch.nan)
+        above = {"sink_metric": (received > self.epsilon).any(-1), "null_sink_metric": null}
+        return {
+            name: torch.where(full, flag.to(received.dtype), torch.nan)
+            for name, flag in above.items()
+        }
 
 
 def _flag(

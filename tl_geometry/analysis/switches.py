@@ -75,6 +75,12 @@ class Switches(Accumulator):
         "sink_rate_on": Variable(
             "attention of the rows that are on to the sinks", "1", _SD, ("fraction",)
         ),
+        "null_sink_rate_off": Variable(
+            "attention of the rows that are off to no token (a learned null sink)", "1", _SD, ("fraction",)
+        ),
+        "null_sink_rate_on": Variable(
+            "attention of the rows that are on to no token (a learned null sink)", "1", _SD, ("fraction",)
+        ),
         "diagonal_attention": Variable("attention of a row to its own token", "1", _SD),
         "mixing_ratio": Variable(
             "part of other tokens in a row's output, by length, against that of its own", "1", _MIX
@@ -138,6 +144,8 @@ class Switches(Accumulator):
             "off_rate": rates.off_rate,
             "sink_rate_off": rates.sink_rate_off,
             "sink_rate_on": rates.sink_rate_on,
+            "null_sink_rate_off": rates.null_sink_rate_off,
+            "null_sink_rate_on": rates.null_sink_rate_on,
             "diagonal_attention": rates.diagonal_attention,
             **{name: masked_mean(x, keep & ~x.isnan()) for name, (x, keep) in per_row.items()},
             **(self._halfspace(geometry) if self.halfspace else {}),

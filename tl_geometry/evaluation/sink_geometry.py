@@ -66,6 +66,7 @@ class _PerDocument(Accumulator):
         if not self.removes_attention:
             rate = geometry.sink_columns(pattern).sum(-1)
             found["sink_rate"] = masked_mean(rate, geometry.sink_rows)
+            found["null_sink_rate"] = masked_mean(1 - pattern.sum(-1), geometry.sink_rows)
         for name, values in found.items():
             self.kept.setdefault(name, {}).setdefault(layer, []).append(values.double().cpu())
 
@@ -79,6 +80,7 @@ class _PerDocument(Accumulator):
             "cone_alignment": masked_mean(aligned, ~aligned.isnan()),
             "cone_tightness": axis_length(axis),
             "sink_rate": masked_mean(geometry.sink_attention, geometry.sink_rows),
+            "null_sink_rate": masked_mean(geometry.null_attention, geometry.sink_rows),
         }
 
 
@@ -108,6 +110,10 @@ _WORDS = {
     ),
     "cone_tightness": ("length of the mean direction of the other values", "1"),
     "sink_rate": ("attention given to the sinks, mean over later queries", "1"),
+    "null_sink_rate": (
+        "attention given to no token (a learned null sink), mean over later queries",
+        "1",
+    ),
 }
 
 

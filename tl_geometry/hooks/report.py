@@ -6,6 +6,7 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from warnings import warn
 
 if TYPE_CHECKING:
     import pandas
@@ -76,6 +77,11 @@ class Doctor:
     def ok(self) -> bool:
         """Whether every layer is supported."""
         return all(layer.supported for layer in self.layers)
+
+    def warn(self, stacklevel: int = 3) -> None:
+        """Say the warnings as Python's, to the caller's caller by default."""
+        for text in self.warnings:
+            warn(text, UserWarning, stacklevel=stacklevel)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per layer, indexed by its label."""

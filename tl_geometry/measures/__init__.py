@@ -28,7 +28,13 @@ from tl_geometry.measures.sink_curve import (
     sink_norm_curve,
 )
 from tl_geometry.measures.sink_margin import sink_logit_margin
-from tl_geometry.measures.sinks import SinkGeometry, sink_geometry, sink_metric, sink_rate
+from tl_geometry.measures.sinks import (
+    SinkGeometry,
+    null_sink_rate,
+    sink_geometry,
+    sink_metric,
+    sink_rate,
+)
 from tl_geometry.measures.switches import SwitchRates, switch_rates
 
 __all__ = [
@@ -56,6 +62,7 @@ __all__ = [
     "importance",
     "inversion_bounds",
     "mixing_ratio",
+    "null_sink_rate",
     "one_step_similarity",
     "relative_residual",
     "representation_cost",

@@ -35,14 +35,16 @@ class DormantHeads:
 
     Attributes:
         sink_rate: attention to the sinks, mean over later queries that see one.
+        null_sink_rate: what is left of the attention of these rows: that of a learned null sink.
         norm_ratio: mean |o_i| of the head over the mean of that over the layer's heads; NaN where all
             heads write nothing, and for the whole layer where one head's outputs are not finite.
-        by_rate: sink_rate > ``rate``.
+        by_rate: sink_rate + null_sink_rate > ``rate``.
         by_norm: norm_ratio below each threshold.
         thresholds: those thresholds.
     """
 
     sink_rate: Float[Tensor, "batch head"]
+    null_sink_rate: Float[Tensor, "batch head"]
     norm_ratio: Float[Tensor, "batch head"]
     by_rate: Bool[Tensor, "batch head"]
     by_norm: Bool[Tensor, "batch head threshold"]
@@ -109,11 +111,13 @@ def dormant_heads(
         cross=cross,
     )
     sink_rate = masked_mean(geometry.sink_attention, geometry.sink_rows)
+    null_rate = masked_mean(geometry.null_attention, geometry.sink_rows)
     ratio = output_norm_ratio(geometry)
     return DormantHeads(
         sink_rate,
+        null_rate,
         ratio,
-        sink_rate > rate,
+        sink_rate + null_rate > rate,
         ratio.unsqueeze(-1) < constants(thresholds, ratio),
         thresholds,
     )

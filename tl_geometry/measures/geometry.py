@@ -129,6 +129,11 @@ class AttentionGeometry(AttentionLayer):
         """sum_j alpha_j |v_j W_O|: the output's length if nothing cancelled, in units of the head's frame."""
         return self.totals.gross
 
+    @property
+    def null_attention(self) -> Float[Tensor, "batch head query"]:
+        """What is left of each row's attention: that of a learned null sink, whose value is 0; else 0."""
+        return 1 - self.totals.attention
+
     # Intra mode works in each head's frame; inter mode in value space, in units of the layer's largest frame.
 
     @cached_property

@@ -92,6 +92,26 @@ def sink_rate(
     return torch.where(seen, wide, 0).sum(-1).masked_fill(~seen.any(-1), torch.nan)
 
 
+def null_sink_rate(
+    pattern: Float[Tensor, "batch head query key"], *, available: Tensor | None = None
+) -> Float[Tensor, "batch head query"]:
+    """Attention that each row gives to no key: 1 - sum_j alpha_ij, what a learned null sink takes (gpt-oss).
+
+    A null sink has value 0: it shortens outputs and contributes nothing. Nothing is renormalised.
+    Where attention is a plain softmax this is 0 up to rounding; rows of padding queries are NaN.
+
+    >>> null_sink_rate(torch.tensor([[[[0.25, 0.0], [0.5, 0.5]]]]))[0, 0].tolist()
+    [0.75, 0.0]
+
+    Raises:
+        ValueError: a mask of another shape.
+    """
+    check_pattern(pattern)
+    keep = resolve_available(pattern, available)
+    wide = pattern if pattern.dtype == torch.float64 else pattern.float()
+    return (1 - torch.where(keep, wide, 0).sum(-1)).masked_fill(~keep.any(-1), torch.nan)
+
+
 def sink_metric(
     pattern: Float[Tensor, "batch head query key"],
     epsilon: float | int = 0.3,

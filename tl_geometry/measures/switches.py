@@ -39,6 +39,8 @@ class SwitchRates:
             finite.
         sink_rate_off, sink_rate_on: mean attention to the sinks of the rows that are off, and of
             the others; NaN where there is no such row, or no off rate.
+        null_sink_rate_off, null_sink_rate_on: the same for what is left of a row's attention, which a
+            learned null sink takes.
         diagonal_attention: mean attention of a row to its own token; NaN in cross-attention.
         fractions: of the median length, in the order of the last axis.
     """
@@ -46,6 +48,8 @@ class SwitchRates:
     off_rate: Float[Tensor, "batch head fraction"]
     sink_rate_off: Float[Tensor, "batch head fraction"]
     sink_rate_on: Float[Tensor, "batch head fraction"]
+    null_sink_rate_off: Float[Tensor, "batch head fraction"]
+    null_sink_rate_on: Float[Tensor, "batch head fraction"]
     diagonal_attention: Float[Tensor, "batch head"]
     fractions: tuple[float, ...]
 
@@ -123,7 +127,10 @@ def switches(geometry: AttentionGeometry, fractions: tuple[float, ...]) -> Switc
     limit = limit * constants(fractions, length)[:, None]
     off = length < limit
     later = geometry.sink_rows.unsqueeze(-2) & ~limit.isnan()
-    sink_rate = geometry.sink_attention.unsqueeze(-2).expand(off.shape)
+    sink_rate, null_rate = (
+        x.unsqueeze(-2).expand(off.shape)
+        for x in (geometry.sink_attention, geometry.null_attention)
+    )
     rate = masked_mean(off.to(length.dtype), rows & ~limit.isnan())
     own = torch.full_like(length[..., 0, 0], torch.nan)
     if not geometry.cross:
@@ -132,6 +139,8 @@ def switches(geometry: AttentionGeometry, fractions: tuple[float, ...]) -> Switc
         rate,
         masked_mean(sink_rate, later & off),
         masked_mean(sink_rate, later & ~off),
+        masked_mean(null_rate, later & off),
+        masked_mean(null_rate, later & ~off),
         own,
         fractions,
     )

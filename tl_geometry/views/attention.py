@@ -10,6 +10,7 @@ import xarray as xr
 
 from tl_geometry.views import results
 from tl_geometry.views.maps import CW, nice_limit
+from tl_geometry.views.null_sinks import matrix_note
 from tl_geometry.views.page import rounded, visible
 from tl_geometry.views.parts import Figure
 from tl_geometry.views.results import Values, number
@@ -79,11 +80,11 @@ def heads_figure(
             )
     if not names or not tokens:
         raise ValueError(f"got {len(names)} heads and {len(tokens)} tokens, need one at least")
+    notes = [note for note in (matrix_note(attention, names),) if note]
     shown = min(len(tokens), max_tokens)
     attention, contribution = attention[:, :shown, :shown], contribution[:, :shown, :shown]
     limit = _limit(attention, contribution)
     owner = "the head's" if mode == "intra" else "the layer's"
-    notes = []
     if shown < len(tokens):
         notes.append(f"Cropped to the first {shown} of {len(tokens)} tokens.")
     return Figure(
@@ -172,9 +173,10 @@ def chosen_heads(ds: xr.Dataset, example: int = 0) -> list[ShownHead]:
 
 
 def mean_distance(attention: Values, contribution: Values) -> Values:
-    """Half the summed absolute difference of both, mean over the queries that have values."""
+    """Half the summed absolute difference of both, a null sink's included, mean over the queries that have values."""
     difference = np.abs(contribution - attention)
-    rows = 0.5 * np.nansum(difference, axis=-1)
+    null = np.abs(1 - np.nansum(attention, axis=-1))  # it contributes nothing
+    rows = 0.5 * (np.nansum(difference, axis=-1) + null)
     defined = np.isfinite(difference).any(axis=-1)
     count = defined.sum(axis=-1)
     total = np.where(defined, rows, 0.0).sum(axis=-1)

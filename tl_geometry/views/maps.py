@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tl_geometry.views.null_sinks import RATE
 from tl_geometry.views.results import Values, number, significant
 
 CW = "Cunningham & Muca Cirone, “Contribution Weights”, arXiv 2606.07604"
@@ -72,6 +73,16 @@ _ALL = (
         "The darker a cell, the larger the share of attention that the head's later tokens give "
         "to the sink.",
         f"Sink rate as in {CW}; attention sinks: {GU}",
+    ),
+    HeadMap(
+        RATE,
+        "Attention to the null sink",
+        "null sink rate",
+        "share",
+        number,
+        "The darker a cell, the larger the share of attention that the head gives to no token at all: to a learned "
+        "null sink, whose value is 0.",
+        GU,
     ),
     HeadMap(
         "sink_norm_ratio",

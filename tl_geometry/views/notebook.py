@@ -98,6 +98,7 @@ def contributions(
     diagnosis = doctor(model, edits=False, layers=layer)
     if not diagnosis.layers[0].supported:
         raise ValueError(f"layer={layer!r} can't be measured: {diagnosis.layers[0].reason}")
+    diagnosis.warn()
     ids, tokens = prompt_tokens(model, text, prepend_bos)
     found = prompt_matrices(
         model,

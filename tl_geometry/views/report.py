@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from tl_geometry.views import attention, averages, provenance, results, together
+from tl_geometry.views import attention, averages, null_sinks, provenance, results, together
 from tl_geometry.views.estimates import evaluation_of
 from tl_geometry.views.maps import MAPS
 from tl_geometry.views.page import render, write_atomic
@@ -36,7 +36,7 @@ _PLAN = (
         "sinks",
         "Attention sinks",
         "How much attention goes to the sink, and how long its value vector is.",
-        ("sink_rate", "sink_norm_ratio"),
+        ("sink_rate", null_sinks.RATE, "sink_norm_ratio"),
         "sinks",
     ),
     (
@@ -171,7 +171,7 @@ def _planned(ds: xr.Dataset) -> list[Section]:
     tables = {table.key: table for table in headline_tables(ds)}
     sections = []
     for section_id, title, introduction, maps, table in _PLAN:
-        figures = tuple(_figure(ds, name) for name in maps if results.measured(ds, name))
+        figures = tuple(_figure(ds, name) for name in maps if null_sinks.shown(ds, name))
         found = (tables[table],) if table in tables else ()
         sections.append(Section(section_id, title, introduction, figures, found))
     return sections
@@ -186,7 +186,9 @@ def _figure(ds: xr.Dataset, variable: str) -> Figure:
 def _missing(ds: xr.Dataset, has_example: bool) -> list[str]:
     titles: Mapping[str, Any] = {"regime": "Head regimes"} | {k: m.title for k, m in MAPS.items()}
     missing = [
-        f"{title} ({name})" for name, title in titles.items() if not results.measured(ds, name)
+        f"{title} ({name})"
+        for name, title in titles.items()
+        if name != null_sinks.RATE and not results.measured(ds, name)
     ]
     missing += [words for words, name, axes in _PARTS if not averages.held(ds, name, *axes)]
     if not averages.separability_measured(ds):

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from tl_geometry.views import averages, results
+from tl_geometry.views.null_sinks import null_sentence
 from tl_geometry.views.results import number, significant
 from tl_geometry.views.sink_sentences import SINK_SENTENCES
 
@@ -24,7 +25,7 @@ def summary_sentences(ds: xr.Dataset) -> list[str]:
         ValueError: when `ds` has no layers or no heads.
     """
     results.check_result(ds)
-    first = (_regimes, _sink_rate, _sink_metric, _sink_values, _sink_effect)
+    first = (_regimes, _sink_rate, null_sentence, _sink_metric, _sink_values, _sink_effect)
     parts = (*first, *SINK_SENTENCES, _distance, _f_score)
     return [sentence for part in parts if (sentence := part(ds))]
 

@@ -17,6 +17,7 @@ from tl_geometry.views.curves import heads_of
 from tl_geometry.views.drawings import drawing
 from tl_geometry.views.findings import counted
 from tl_geometry.views.maps import CW, TS
+from tl_geometry.views.null_sinks import has_null_sink
 from tl_geometry.views.page import visible
 from tl_geometry.views.parts import Choice, Figure, Section
 from tl_geometry.views.profiles import choice
@@ -183,7 +184,8 @@ def dormant_table(ds: xr.Dataset) -> list[Table]:
     if by_rate:
         grid = results.values(ds, "dormant_by_rate")
         rested = grid == 1
-        rows.append((f"sink rate above {DORMANT_RATE:g}", *_counts(grid), "–"))
+        with_null = ", null sink included," if has_null_sink(ds) else ""
+        rows.append((f"sink rate{with_null} above {DORMANT_RATE:g}", *_counts(grid), "–"))
     if held(ds, "dormant_by_norm", "layer", "head", "norm_threshold"):
         norms = estimate(ds, "dormant_by_norm", "layer", "head", "norm_threshold").value
         for k, threshold in enumerate(ds["norm_threshold"].values):

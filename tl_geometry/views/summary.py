@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from tl_geometry.views import results
+from tl_geometry.views import null_sinks, results
 from tl_geometry.views.results import Values, number, significant
 
 TOP = 10
@@ -45,6 +45,7 @@ class _Column:
 
 _SINK_COLUMNS = (
     _Column("sink_rate", "sink rate", errors=True),
+    _Column(null_sinks.RATE, "null sink"),
     _Column("sink_metric", "sink metric"),
     _Column("sink_norm_ratio", "norm ratio", significant),
     _Column("sink_cosine", "cosine to others"),
@@ -53,6 +54,7 @@ _SINK_COLUMNS = (
 _CONTRIBUTION_COLUMNS = (
     _Column("contribution_attention_distance", "distance", errors=True),
     _Column("sink_rate", "attention to the sink"),
+    _Column(null_sinks.RATE, "to the null sink"),
     _Column("contribution_sink", "sink's contribution"),
     _Column("contribution_negative", "negative part"),
     _Column("contribution_inter", "share of layer output"),
@@ -119,7 +121,7 @@ def _regime_table(ds: xr.Dataset) -> Table:
 def _ranking(
     ds: xr.Dataset, key: str, title: str, variable: str, columns: tuple[_Column, ...], note: str
 ) -> Table:
-    shown = [column for column in columns if results.measured(ds, column.variable)]
+    shown = [column for column in columns if null_sinks.shown(ds, column.variable)]
     names = results.head_names(ds)
     labels = results.regimes(ds) if results.measured(ds, "regime") else None
     cells = [_cells(ds, column) for column in shown]

@@ -12,6 +12,7 @@ from tl_geometry.views import angles, results, smoothing_curves, switch_curves
 from tl_geometry.views.averages import estimate, fractions, held, nearest_fraction
 from tl_geometry.views.drawings import drawing, map_drawing
 from tl_geometry.views.maps import SD
+from tl_geometry.views.null_sinks import switch_note
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.profiles import choice
 from tl_geometry.views.results import Values, number
@@ -87,7 +88,7 @@ def switch_section(ds: xr.Dataset) -> Section:
         findings=tuple(switch_findings(ds)),
         findings_title=FINDINGS_TITLE,
         source=SD,
-        notes=(INTERVALS,),
+        notes=(INTERVALS, *filter(None, (switch_note(ds),))),
     )
 
 
