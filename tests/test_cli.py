@@ -271,6 +271,20 @@ def test_existing_output_is_refused_before_anything_is_loaded(calls, tmp_path):
     assert load(out).attrs["documents"] == 3
 
 
+def test_a_checkpoint_is_checked_before_anything_is_loaded(calls, tmp_path):
+    checkpoint, out = tmp_path / "run.ckpt", tmp_path / "run.nc"
+    checkpoint.write_text("half a run")
+    arguments = ("analyze", "m", "--text", text_file(tmp_path), "--out", out)
+    assert_refused(run(*arguments, "--checkpoint", checkpoint), "run.ckpt exists", "--resume")
+    assert_refused(run(*arguments, "--resume"), "--resume needs --checkpoint")
+    nowhere = tmp_path / "nowhere" / "run.ckpt"
+    assert_refused(run(*arguments, "--checkpoint", nowhere), "there is no directory")
+    assert_refused(run(*arguments, "--checkpoint", out), "two files")
+    assert_refused(run(*arguments, "--checkpoint-every", "0"), "--checkpoint-every")
+    assert calls == {}
+    assert run(*arguments, "--checkpoint", checkpoint, "--resume").exit_code == 0
+
+
 def test_output_that_cannot_be_written_is_refused_before_anything_is_loaded(calls, tmp_path):
     source = text_file(tmp_path)
     nowhere = tmp_path / "nowhere" / "run.nc"
