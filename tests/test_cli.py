@@ -14,6 +14,8 @@ import tl_geometry.analysis
 import tl_geometry.data
 import tl_geometry.hooks
 import tl_geometry.models
+from tl_geometry.analysis import Regimes
+from tl_geometry.analysis.files import sole_writer
 from tl_geometry.analysis.store import load, save
 from tl_geometry.cli import app
 from tl_geometry.cli.demo import SAMPLE
@@ -271,6 +273,20 @@ def test_existing_output_is_refused_before_anything_is_loaded(calls, tmp_path):
     assert load(out).attrs["documents"] == 3
 
 
+def test_a_checkpoint_is_checked_before_anything_is_loaded(calls, tmp_path):
+    checkpoint, out = tmp_path / "run.ckpt", tmp_path / "run.nc"
+    checkpoint.write_text("half a run")
+    arguments = ("analyze", "m", "--text", text_file(tmp_path), "--out", out)
+    assert_refused(run(*arguments, "--checkpoint", checkpoint), "run.ckpt exists", "--resume")
+    assert_refused(run(*arguments, "--resume"), "--resume needs --checkpoint")
+    nowhere = tmp_path / "nowhere" / "run.ckpt"
+    assert_refused(run(*arguments, "--checkpoint", nowhere), "there is no directory")
+    assert_refused(run(*arguments, "--checkpoint", out), "two files")
+    assert_refused(run(*arguments, "--checkpoint-every", "0"), "--checkpoint-every")
+    assert calls == {}
+    assert run(*arguments, "--checkpoint", checkpoint, "--resume").exit_code == 0
+
+
 def test_output_that_cannot_be_written_is_refused_before_anything_is_loaded(calls, tmp_path):
     source = text_file(tmp_path)
     nowhere = tmp_path / "nowhere" / "run.nc"
@@ -478,6 +494,56 @@ def test_every_command_on_a_real_model(model_directory, tmp_path):
     result = run("doctor", model_directory)
     assert result.exit_code == 0, result.output
     assert "2 of 2 attention layers supported" in result.stdout
+
+
+def last_line(result):
+    """What a command says at its end, behind the bars of loading a model."""
+    return result.stderr.splitlines()[-1]
+
+
+def test_an_interrupted_analyze_goes_on(model_directory, tmp_path, monkeypatch):
+    source = text_file(tmp_path, "the cat sat on the mat . " * 12)
+    arguments = ("analyze", model_directory, "--text", source, "--no-progress", "--n-ctx", 16)
+    arguments += ("--batch-size", 2, "--measures", "regimes", "--checkpoint-every", 2)
+    whole, out, checkpoint = (tmp_path / name for name in ("whole.nc", "run.nc", "run.ckpt"))
+    assert run(*arguments, "--out", whole).exit_code == 0
+    arguments += ("--out", out, "--checkpoint", checkpoint)
+    measure, calls = Regimes.measure, []
+
+    def interrupted(self, geometry):
+        calls.append(geometry)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return measure(self, geometry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Regimes, "measure", interrupted)
+        result = run(*arguments)
+    assert (result.exit_code, last_line(result)) == (130, "tl-geometry: interrupted")
+    assert not out.exists()
+    content = checkpoint.read_bytes()
+    assert_refused(run(*arguments), "run.ckpt exists", "--resume")
+    with sole_writer(checkpoint):
+        locked = run(*arguments, "--resume")
+    other_settings = run(*arguments, "--resume", "--sink", "1")
+    checkpoint.write_bytes(content[:-100])
+    damaged = run(*arguments, "--resume")
+    for result, words in (
+        (locked, "another run is writing"),
+        (other_settings, "settings.sink was first, now [1]"),
+        (damaged, "is damaged or no checkpoint"),
+    ):
+        assert result.exit_code == 2
+        assert "Traceback" not in result.stderr
+        assert last_line(result).startswith("tl-geometry: error: checkpoint: ")
+        assert words in last_line(result)
+    checkpoint.write_bytes(content)
+    assert run(*arguments, "--resume").exit_code == 0
+    one, other = load(out), load(whole)
+    assert one.equals(other)
+    assert one.attrs["documents"] == other.attrs["documents"] == 6
+    assert_refused(run("report", checkpoint, "--out", tmp_path / "page.html"), "not a result")
+    assert_refused(run(*arguments, "--force", "--resume", "--out", "/dev/null"), "a device")
 
 
 # In a process of its own.

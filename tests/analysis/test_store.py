@@ -1,16 +1,18 @@
+import errno
 import math
 import multiprocessing
 import os
 import random
 import resource
+import signal
 import stat
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
+from analysis_data.forked import forked
 
 from tl_geometry.analysis import store
 from tl_geometry.analysis.flat_hdf5 import FlatFile
@@ -264,51 +266,81 @@ def test_interrupted_before_the_last_step(tmp_path, monkeypatch):
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [OSError("disk"), RuntimeError("Unable to flush file")])
-def test_failing_while_writing(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_failing_while_writing(tmp_path, monkeypatch, step):
     path = save(example(0), tmp_path / "run.nc")
 
-    def fail(self, target, **kwargs):
-        Path(target).write_bytes(b"half a file")
-        raise error
+    def fail(*args, **kwargs):
+        raise OSError("disk")
 
-    monkeypatch.setattr(xr.Dataset, "to_netcdf", fail)
-    with pytest.raises(OSError):
+    if step == "write":
+        monkeypatch.setattr(Path, "open", fail)
+    else:
+        monkeypatch.setattr(os if step == "fsync" else Path, step, fail)
+    with pytest.raises(OSError, match="disk"):
         save(example(1), path)
     monkeypatch.undo()
     assert_same(load(path), example(0))
     assert leftovers(tmp_path) == []
 
 
-FILL = """
-import resource, signal, sys
-import numpy as np, xarray as xr
-from tl_geometry.analysis.store import save
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-ds = xr.Dataset({"a": ("x", np.random.default_rng(0).random(100_000))})
-try:
-    save(ds, sys.argv[1])
-except OSError as error:
-    print("OSError", error)
-"""
+def test_the_content_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    """The file is synced whole, then renamed, then the directory is synced: in this order."""
+    steps = []
+    sync, replace = os.fsync, Path.replace
+
+    def noted_sync(descriptor):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(("sync", place.is_dir(), place.stat().st_size if place.is_file() else None))
+        sync(descriptor)
+
+    def noted_replace(self, target):
+        steps.append(("replace", self.parent == target.parent, self.stat().st_size))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    size = save(example(), tmp_path / "run.nc").stat().st_size
+    assert steps == [("sync", False, size), ("replace", True, size), ("sync", True, None)]
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no file size limits here")
-@pytest.mark.parametrize("limit", [1_000, 50_000, 400_000])
-def test_a_full_disk(tmp_path, limit):
+def test_a_full_disk(tmp_path):
     """The write fails for real, by a limit on the size of files; the old file is still whole."""
     path = save(example(0), tmp_path / "run.nc")
-    run = subprocess.run(
-        [sys.executable, "-c", FILL, str(path), str(limit)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert run.stdout.startswith("OSError"), run.stderr
+    large = xr.Dataset({"a": ("x", np.random.default_rng(0).random(100_000))})
+
+    def work():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        for limit in (0, 1, 1_000, 50_000, 400_000, 760_000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            with pytest.raises(OSError) as caught:
+                save(large, path)
+            assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+        return "six times"
+
+    assert forked(work) == (0, "six times")
     assert_same(load(path), example(0))
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_while_saving(tmp_path, when):
+    path = save(example(0), tmp_path / "run.nc")
+    replace = Path.replace
+
+    def killed(self, target):
+        if when == "after":
+            replace(self, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work():
+        Path.replace = killed
+        return str(save(example(1), path))
+
+    assert forked(work) == (signal.SIGKILL, "")
+    assert_same(load(path), example(0 if when == "before" else 1))
+    assert_same(load(save(example(2), path)), example(2))
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
@@ -327,16 +359,29 @@ def write_many(path, seed):
 
 
 def test_concurrent_writers_leave_one_whole_result(tmp_path):
+    """Two processes and two threads write, and what is read in between is always one of their results."""
     path = tmp_path / "run.nc"
     save(example(0), path)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     writers = [context.Process(target=write_many, args=(path, seed)) for seed in (0, 1)]
     for writer in writers:
         writer.start()
-    expected = {example(s)["sink_rate_se"].values.tobytes() for s in (0, 1)}
+    writers += [threading.Thread(target=write_many, args=(path, seed)) for seed in (2, 3)]
+    for writer in writers[2:]:
+        writer.start()
+    expected = {example(seed)["sink_rate_se"].values.tobytes() for seed in range(4)}
     while any(writer.is_alive() for writer in writers):
         assert load(path)["sink_rate_se"].values.tobytes() in expected
     for writer in writers:
         writer.join()
-        assert writer.exitcode == 0
+    assert [writer.exitcode for writer in writers[:2]] == [0, 0]
     assert leftovers(tmp_path) == []
+
+
+def test_strings_of_very_different_length(tmp_path):
+    """Wide in memory, small in the file: still read again."""
+    texts = np.array(["x" * 50_000, *[""] * 500])
+    assert_same(
+        load(save(xr.Dataset({"text": ("document", texts)}), tmp_path / "t.nc")),
+        xr.Dataset({"text": ("document", texts)}),
+    )

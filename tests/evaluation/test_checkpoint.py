@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -107,6 +108,39 @@ def test_a_damaged_file_is_refused(path, kind):
     ):
         pass
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "units", [{"a": "text"}, {"a": [None]}, {"a": [[1.0]]}, {"a": [True]}, ["a"], "a", None]
+)
+def test_units_that_are_no_numbers_are_refused_under_a_right_digest(path, units):
+    written(path)
+    body = {"fingerprint": json.loads(path.read_text())["fingerprint"], "units": units}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"format": checkpoint.FORMAT, "sha256": digest, **body}))
+    with (
+        pytest.raises(DamagedCheckpointError, match="remove it to start anew"),
+        Checkpoint(path, SETTINGS, resume=True),
+    ):
+        pass
+
+
+def test_json_that_is_too_deep_is_refused(path):
+    path.write_text("[" * 100_000)
+    with (
+        pytest.raises(DamagedCheckpointError, match="remove it to start anew"),
+        Checkpoint(path, SETTINGS, resume=True),
+    ):
+        pass
+
+
+def test_a_pipe_is_no_place_for_a_checkpoint(path):
+    os.mkfifo(path)
+    with (
+        pytest.raises(OSError, match=r"checkpoint: .* is a pipe"),
+        Checkpoint(path, SETTINGS, resume=True),
+    ):
+        pass
 
 
 def test_bytes_that_are_no_text_are_refused(path):

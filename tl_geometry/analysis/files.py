@@ -47,6 +47,10 @@ def replacement(target: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary, os.O_RDWR)
         temporary.replace(target)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # such as a full disk
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     if hasattr(os, "O_DIRECTORY"):  # Windows has no such call, and needs none

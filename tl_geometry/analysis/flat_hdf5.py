@@ -1,9 +1,10 @@
-"""Reading HDF5 data that nobody vouches for: plain arrays of one group, and nothing else.
+"""HDF5 as plain arrays of one group, in memory: written, and read from bytes that nobody vouches for.
 
 HDF5 can point into other files, ask for filters that are loaded as code, and declare terabytes that
 it does not hold. Nothing of that is in a file of `save`, and nothing of that is followed here: only
 datasets that stand in the root group itself, whose type is a number or a string, and which are no
-larger than their stored bytes can be.
+larger than their stored bytes can be. The library never sees the disk: where that is full, it
+crashes as often as it raises.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import h5netcdf
 import h5py
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
-__all__ = ["MOST_EXPANSION", "FlatFile", "RefusedContentError"]
+__all__ = ["MOST_EXPANSION", "FlatFile", "RefusedContentError", "netcdf_bytes"]
 
 MOST_EXPANSION = 1100
 """Bytes in memory per byte of the file: deflate reaches 1032."""
@@ -28,6 +31,31 @@ _REFERENCE_SIZE = 16  # of a string within a dataset: length, address, index
 
 class RefusedContentError(ValueError):
     """Something in an HDF5 file that no result has."""
+
+
+def netcdf_bytes(ds: xr.Dataset) -> bytes:
+    """A dataset of numbers and strings as a netCDF file; no fill value, so that NaN stays NaN."""
+    buffer = io.BytesIO()
+    with h5netcdf.File(buffer, "w") as file:
+        file.dimensions = dict(ds.sizes)
+        for name, variable in ds.variables.items():
+            values = np.asarray(variable.values)
+            strings = values.dtype == object
+            packed = values.ndim and values.size and not strings
+            options = {"compression": "gzip", "compression_opts": 4, "fletcher32": True}
+            new = file.create_variable(
+                name,
+                variable.dims,
+                dtype=h5py.string_dtype() if strings else values.dtype,
+                **(options if packed else {}),
+            )
+            if values.size:
+                new[...] = values
+            new.attrs.update(variable.attrs)
+        file.attrs.update(ds.attrs)
+        if others := [str(name) for name in ds.coords if name not in ds.dims]:
+            file.attrs["coordinates"] = " ".join(others)
+    return buffer.getvalue()
 
 
 class FlatFile:
@@ -76,11 +104,16 @@ class FlatFile:
 
     def _dataset(self, name: str) -> h5py.Dataset:
         """A dataset that can be read without harm."""
-        for stored in (name, f"_nc4_non_coord_{name}"):  # netCDF's way out where a dim has the name
-            link = self._file.get(stored, getlink=True)
-            if isinstance(link, h5py.HardLink):
-                break
-        else:
+        links = {
+            stored: self._file.get(stored, getlink=True)
+            for stored in (
+                name,
+                f"_nc4_non_coord_{name}",
+            )  # netCDF's way out where a dim has the name
+        }
+        found = {stored: link for stored, link in links.items() if link is not None}
+        stored, link = next(iter(found.items()), (name, None))
+        if not isinstance(link, h5py.HardLink):
             what = "is missing" if link is None else "is a link to elsewhere"
             raise RefusedContentError(f"{name!r} {what}")
         dataset = self._file[stored]

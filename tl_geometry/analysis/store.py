@@ -16,12 +16,16 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import xarray as xr
 
 from tl_geometry.analysis.files import check_place, replacement
-from tl_geometry.analysis.flat_hdf5 import MOST_EXPANSION, FlatFile, RefusedContentError
+from tl_geometry.analysis.flat_hdf5 import (
+    MOST_EXPANSION,
+    FlatFile,
+    RefusedContentError,
+    netcdf_bytes,
+)
 from tl_geometry.analysis.record import RECORD, pack, stored_names, unpack
 
 __all__ = [
@@ -36,6 +40,8 @@ __all__ = [
 
 FORMAT_VERSION = 1
 RESULT, CHECKPOINT = "result", "checkpoint of analyze"
+
+_MOST_BYTES = 2**30  # that strings of one width may take from a small file
 
 _FORMAT, _KIND = "tl_geometry_format", "tl_geometry_kind"
 _CONTENT = "tl_geometry_content_sha256"
@@ -94,15 +100,14 @@ def write_file(ds: xr.Dataset, target: Path, kind: str) -> None:
     """Write a dataset as a file of some kind; errors as for `save`."""
     raw, digest = pack(ds)
     raw.attrs |= {_FORMAT: FORMAT_VERSION, _CONTENT: digest, _KIND: kind}
-    encoding = {name: _encoding(variable) for name, variable in raw.variables.items()}
-    with replacement(target) as temporary:
-        try:
-            raw.to_netcdf(temporary, mode="w", engine="h5netcdf", encoding=encoding)
-        except RuntimeError as error:  # h5py's way to report a write that failed while closing
-            raise OSError(f"could not write {target}: {error}") from error
-        content = temporary.read_bytes()
-        with temporary.open("ab") as file:
-            file.write(_TRAILER + hashlib.sha256(content).hexdigest().encode())
+    content = netcdf_bytes(raw)
+    try:
+        _parsed(content, target, kind)
+    except DamagedFileError as error:
+        raise ValueError(f"ds: a file of it could not be read again: {error}") from error
+    with replacement(target) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.write(_TRAILER + hashlib.sha256(content).hexdigest().encode())
 
 
 def load(path: str | Path) -> xr.Dataset:
@@ -134,7 +139,11 @@ def read_file(source: Path, kind: str) -> xr.Dataset:
         raise FileNotFoundError(f"path: there is no file {source}")
     if not (source.is_file() or source.is_dir()):
         raise UnknownFormatError(f"path: {source} is a pipe, a socket or a device, no result")
-    content = _checked_bytes(source)
+    return _parsed(_checked_bytes(source), source, kind)
+
+
+def _parsed(content: bytes, source: Path, kind: str) -> xr.Dataset:
+    """The dataset in the bytes of a file."""
     try:
         with FlatFile(content) as file:
             _check_kind(source, file, kind)
@@ -143,7 +152,7 @@ def read_file(source: Path, kind: str) -> xr.Dataset:
                 raise RefusedContentError(f"there is no {RECORD}")
             arrays = file.arrays(stored_names(record))
             saved = file.attribute(_CONTENT)
-        ds, digest = unpack(record, arrays, MOST_EXPANSION * len(content))
+        ds, digest = unpack(record, arrays, max(_MOST_BYTES, MOST_EXPANSION * len(content)))
     except UnknownFormatError:
         raise
     except _MALFORMED as error:
@@ -183,14 +192,6 @@ def _check_kind(source: Path, file: FlatFile, kind: str) -> None:
     raise UnknownFormatError(
         f"path: {source} is a {str(found)[:80]}, not a {kind}{remedy if found == CHECKPOINT else ''}"
     )
-
-
-def _encoding(variable: xr.Variable) -> dict[str, Any]:
-    """No fill value (NaN stays NaN); compression and checksums where HDF5 has them."""
-    encoding: dict[str, Any] = {"_FillValue": None}
-    if variable.ndim and variable.size and variable.dtype != object:
-        encoding |= {"zlib": True, "complevel": 4, "fletcher32": True}
-    return encoding
 
 
 def _checked_bytes(source: Path) -> bytes:

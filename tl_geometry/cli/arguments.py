@@ -189,6 +189,8 @@ def check_output(path: Path, force: bool, option: str = "--out") -> None:
     """Refuse before the computation what would be refused after it."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, {option} must name a file")
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is a pipe, a socket or a device, {option} must name a file")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists; pass --force to replace it")
     if not path.parent.is_dir():
