@@ -23,6 +23,7 @@ from tl_geometry.hooks.capture import capture_hooks
 from tl_geometry.hooks.entries import FwdHook
 from tl_geometry.hooks.padding import PadToken
 from tl_geometry.hooks.stream import stream_points
+from tl_geometry.measures.devices import no_autocast
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
@@ -174,7 +175,7 @@ class Probe:
             pattern, v, z = (cache[name] for name in names)
             if pattern.ndim == 3:  # a cache whose batch dimension was removed
                 pattern, v, z = pattern[None], v[None], z[None]
-            with torch.no_grad():
+            with torch.no_grad(), no_autocast(pattern.device):
                 feed.begin(site)
                 feed(site, pattern, v, z)
                 if points:

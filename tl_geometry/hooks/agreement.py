@@ -8,14 +8,23 @@ from torch import Tensor
 
 from tl_geometry.hooks.sites import AttentionSite
 
-__all__ = ["mismatch", "mix", "project", "tolerance"]
+__all__ = ["autocast_dtype", "mismatch", "mix", "project", "tolerance"]
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 3e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 def tolerance(*tensors: Tensor) -> float:
-    """Largest mismatch that the coarsest data type among the tensors explains."""
-    return max(_TOLERANCES.get(tensor.dtype, 3e-4) for tensor in tensors)
+    """Largest mismatch that the coarsest data type explains: of the tensors, or of an autocast region around us."""
+    dtypes = {t.dtype for t in tensors} | {autocast_dtype(t.device) for t in tensors}
+    return max(_TOLERANCES.get(dtype, 3e-4) for dtype in dtypes)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype:
+    """What an autocast region rounds products to, float64 outside of one."""
+    kind = device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return torch.float64
+    return torch.get_autocast_dtype(kind)
 
 
 def wide(tensor: Tensor) -> Tensor:

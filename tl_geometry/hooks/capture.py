@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tl_geometry.hooks.agreement import autocast_dtype
 from tl_geometry.hooks.entries import FwdHook, HookFunction, hook_entries
 from tl_geometry.hooks.sites import AttentionSite
 from tl_geometry.hooks.stream import StreamPoints, stream_points
@@ -107,6 +108,10 @@ def _receive(
     if not held and begin is not None:
         begin()
     held[kind] = tensor.detach()
+    if kind == "z" and tensor.dtype == torch.float32:
+        # Some models widen again what an autocast region has rounded; measures must know it was.
+        rounded = autocast_dtype(tensor.device)
+        held[kind] = held[kind] if rounded == torch.float64 else held[kind].to(rounded)
     if len(held) == number:
         seen = dict(held)
         held.clear()
