@@ -20,7 +20,12 @@ from tl_geometry.analysis.defaults import (
     default_measures,
 )
 from tl_geometry.analysis.probe import Probe
-from tl_geometry.analysis.prompt import PromptMode, prompt_matrices, prompt_tokens
+from tl_geometry.analysis.prompt import (
+    PromptMode,
+    prompt_matrices,
+    prompt_tokens,
+    token_array,
+)
 from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.data import Batch, token_batches
 from tl_geometry.hooks.arguments import mask_argument
@@ -208,7 +213,7 @@ def _with_examples(ds: xr.Dataset, model: Any, probe: Probe, examples: list[Tens
     axes = ("example", "layer", "head", "query", "key")
     names = {"attention": "attention", "intra": "contribution weight (intra)"}
     with_examples: xr.Dataset = ds.assign(
-        example_tokens=(("example", "token"), words.astype(str)),
+        example_tokens=(("example", "token"), token_array(words)),
         example_length=(("example",), np.array([len(tokens) for tokens in examples])),
         example_attention=(
             axes,
