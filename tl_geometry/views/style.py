@@ -58,5 +58,5 @@ def thinned(title: str, labels: list[str], most: int) -> dict[str, Any]:
     return axis(title, shown, [labels[i] for i in shown])
 
 
-def _short(label: str, most: int = 30) -> str:
+def _short(label: str, most: int = 20) -> str:
     return label if len(label) <= most else f"…{label[1 - most :]}"
