@@ -36,6 +36,8 @@ def calls(draw, name: str) -> list[tuple[dict[str, Any], bool]]:
         where["layers"] = None
     sink = {"sink": draw(st.sampled_from(SINKS))}
     flag = draw(st.booleans())
+    if name == "remove_heads" and where["heads"] is where["layers"] is None:
+        where["layers"] = 0
     if name == "zero_sink_values":
         return [(where | sink, False)]
     if name == "rescale_sink_values":
@@ -46,7 +48,8 @@ def calls(draw, name: str) -> list[tuple[dict[str, Any], bool]]:
     if name == "remove_sinks":
         return [(where | sink | {"renormalize": flag}, False)]
     if name == "mask_tokens":
-        return [(where | {"positions": sink["sink"], "renormalize": flag}, False)]
+        places = {"positions": draw(st.sampled_from(SINKS[1:]))}
+        return [(where | places | {"renormalize": flag}, False)]
     if name == "remove_heads":
         return [(where | {"mode": draw(st.sampled_from(("zero", "mean")))}, False)]
     if name == "mix_pattern":

@@ -26,11 +26,11 @@ FORMS = {
         {"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids
     ],
     "dicts of lists": lambda ids: [{"input_ids": row.tolist()} for row in ids],
-    "pairs": lambda ids: [(row, torch.ones_like(row)) for row in ids],
-}
-MAYBE = {
     "numpy": lambda ids: ids.numpy(),
     "numpy uint16": lambda ids: [row.numpy().astype(np.uint16) for row in ids],
+    "pairs": lambda ids: [(row, torch.ones_like(row)) for row in ids],
+}
+REFUSED = {
     "lists": lambda ids: ids.tolist(),
     "floats": lambda ids: ids.float(),
     "bools": lambda ids: ids > 20,
@@ -76,19 +76,12 @@ def check_forms(model, ids):
     options = {"measures": ["contributions", "sinks"], "n_ctx": 16, "batch_size": 2, **QUIET}
     usual = tlg.analyze(model, ids, **options)
     for name, form in FORMS.items():
-        try:
-            found = tlg.analyze(model, form(ids), **options)
-        except Exception as error:
-            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
-        same(found, usual)
-    for name, form in MAYBE.items():
-        try:
-            found = tlg.analyze(model, form(ids), **options)
-        except (TypeError, ValueError) as error:
-            assert str(error), name
-        else:
-            assert name in ("numpy", "numpy uint16", "lists"), name
-            same(found, usual)
+        print(name)  # pytest shows it with a failure
+        same(tlg.analyze(model, form(ids), **options), usual)
+    for name, form in REFUSED.items():
+        print(name)
+        with pytest.raises((TypeError, ValueError)):
+            tlg.analyze(model, form(ids), **options)
 
 
 def test_tokens_of_odd_types(model):
@@ -134,8 +127,8 @@ def test_accumulators_do_not_depend_on_batches(name, model):
 def test_costs_runs_files_and_pages(model, tmp_path):
     """Costs, compare, save, load and report on random runs; the doctor finds the same each time."""
 
-    @examples(2)
-    @given(documents(), st.integers(0, 2))
+    @examples(1)
+    @given(documents(), st.integers(1, 2))
     def run(ids, kept):
         ds = tlg.analyze(model, ids, keep_examples=kept, **QUIET)
         loaded = tlg.load(tlg.save(ds, tmp_path / "run.nc"))
@@ -145,7 +138,7 @@ def test_costs_runs_files_and_pages(model, tmp_path):
         page = tlg.report(loaded, tmp_path / "run.html").read_text(encoding="utf-8")
         assert page.count("<html") == page.count("</html>") == 1
         heads = tlg.head_costs(model, ds)
-        assert float(heads["qk_frobenius"].min()) > 0 if "qk_frobenius" in heads else heads.sizes
+        assert (heads.sizes["layer"], heads.sizes["head"]) == (2, 4)
         probe = tlg.Probe(model, [tlg.Costs()])
         model.run_with_hooks(ids, fwd_hooks=probe.hooks())
         assert probe.result().sizes["layer"] == 2
@@ -197,7 +190,7 @@ def test_token_costs_of_odd_types(model):
 
 @pytest.mark.parametrize(
     "wrong", [{"fraction": 2}, {"fraction": "all"}, {"mode": "x"}, {"scope": 3}, {"batch_size": 0},
-              {"batch_size": 1.5}, {"seed": -1}, {"limit": 0}, {"importances": ["largest"]}],
+              {"batch_size": 1.5}, {"seed": -1}, {"limit": 0}],
 )  # fmt: skip
 def test_downstream_refuses_what_cannot_be(wrong, model):
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import tl_geometry as tlg
-from fuzzing.registry import REGISTRY
+from fuzzing.registry import ACCUMULATORS, EVALUATIONS, REGISTRY
 
 
 def test_no_public_name_is_missing():
@@ -18,4 +18,6 @@ def test_every_file_is_there():
     for name, file in REGISTRY.items():
         text = (Path(__file__).parent / file).read_text()
         used = {"test_measures.py": "MEASURES", "test_ablations.py": "ABLATIONS"}.get(file, name)
+        used = "ACCUMULATORS" if name in ACCUMULATORS else used
+        used = "EVALUATIONS" if name in EVALUATIONS else used
         assert used in text, (name, file)
