@@ -7,18 +7,22 @@
 #   make sinks                what sinks do and cost in SmolLM2: out/sinks.html
 #   make bench                the benchmarks (writes bench.json)
 #   make bounds               the bounds on separability, on every row of the demo corpora
+#   make fuzz MINUTES=10      the fuzz tests longer, with new seeds until the time is over
+#   make resolve              lowest and highest versions of the dependencies, resolved only
 #   make browser              Debian's Chromium for the tests that open a page
 #   make clean                remove environments, caches and outputs
 #
 # TL           line of TransformerLens: 3.9.0 (default, both model classes), 4.3.0 or 2.18.0
 # PYTHON       interpreter that creates the environment (default python3)
 # PYTEST_ARGS  more arguments for pytest, e.g. PYTEST_ARGS="-x -k sinks" or PYTEST_ARGS="-n 0"
+# MINUTES      how long make fuzz runs (default 10)
 # DEMO_ARGS    more arguments for the demo
 
 TL ?= 3.9.0
 PYTHON ?= python3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+MINUTES ?= 10
 
 MAIN_TL := 3.9.0
 ifeq ($(TL),$(MAIN_TL))
@@ -39,7 +43,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo sinks test lint faults bench bounds browser clean env
+.PHONY: help demo sinks test lint fuzz faults resolve bench bounds browser clean env
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -93,6 +97,26 @@ sinks: env
 
 test: env
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) -n 2 $(PYTEST_ARGS)
+
+fuzz: env
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzzing.longer $(MINUTES)
+
+# Whether any set of versions fits the bounds of pyproject.toml at all, the oldest of each
+# requirement and the newest; nothing is installed. A future TransformerLens is in neither.
+RESOLVE := out/resolve
+$(RESOLVE)/bin/uv:
+	@$(PYTHON) -m venv $(RESOLVE)
+	@$(RESOLVE)/bin/python -m pip --disable-pip-version-check install -qq uv
+
+resolve: $(RESOLVE)/bin/uv
+	@for python in 3.10 3.11; do for which in lowest-direct highest; do \
+	  echo "resolving the $$which versions for Python $$python"; \
+	  $(RESOLVE)/bin/uv pip compile -q --python-version $$python --resolution $$which \
+	    --extra test --no-emit-package tl-geometry \
+	    -o $(RESOLVE)/$$which-$$python.txt pyproject.toml || exit 1; \
+	  grep -q '^transformer-lens==' $(RESOLVE)/$$which-$$python.txt || exit 1; \
+	  ! grep '^transformer-lens==\([5-9]\|[1-9][0-9]\)' $(RESOLVE)/$$which-$$python.txt || exit 1; \
+	done; done
 
 ifeq ($(TL),$(MAIN_TL))
 lint: env

@@ -17,8 +17,10 @@ def examples(count: int) -> settings:
         derandomize=not LONGER,
         max_examples=count * (5 if LONGER else 1),
         print_blob=LONGER,
-        phases=[Phase.generate]
-        if "NOSHRINK" in os.environ
-        else [p for p in Phase if p != Phase.explain],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        phases=[phase for phase in Phase if phase != Phase.explain],
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.function_scoped_fixture,
+        ],
     )

@@ -20,12 +20,8 @@ import tl_geometry as tlg
 from fuzzing.measures import MEASURES, call, fields, given as reference_arguments
 from fuzzing.profile import examples
 from fuzzing.refusals import SINKS, no_masks, no_tensors, refuses, wrong_scalars
+from fuzzing.registry import OTHERS
 from fuzzing.strategies import DTYPES, layers, layouts, literal_sink, normal, sinks
-
-OTHERS = (
-    "token_similarity", "halfspace_margins", "sink_logit_margin", "representation_cost",
-    "cost_scaling", "one_step_similarity", "inversion_bounds",
-)  # fmt: skip
 
 
 def eps_of(x) -> float:

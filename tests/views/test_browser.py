@@ -1,12 +1,10 @@
 """The pages in headless Chromium, with the network off."""
 
-import shutil
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from views_data.browser import DRAWN, Visit, browser
 from views_data.costs import make_head_costs, make_token_costs
 from views_data.dataset import make_dataset
 from views_data.evaluations import (
@@ -21,10 +19,10 @@ from views_data.evaluations import (
 from tl_geometry import views
 from tl_geometry.views.report import report
 
+__all__ = ["browser"]  # the fixture
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
-DRAWN = "[...document.querySelectorAll('.drawing')].every(d => d.dataset.drawn === 'yes')"
 COUNT = """() => {
   const start = performance.now();
   let sum = 0;
@@ -36,42 +34,6 @@ INK = """() => [...document.querySelectorAll('.drawing canvas')].map(canvas => {
   const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
   return new Set(data.filter((_, k) => k % 4 === 0)).size;
 })"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with api.sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu"]
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield chromium
-        chromium.close()
-
-
-class Visit:
-    """An open page, what it logged, and what it asked the network for."""
-
-    def __init__(self, browser: Any, path: Path) -> None:
-        context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
-        self.page = context.new_page()
-        self.logged: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.logged.append(message.text))
-        self.page.on("pageerror", lambda error: self.logged.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        start = time.perf_counter()
-        self.page.goto(path.as_uri())
-        self.seconds = time.perf_counter() - start
-        self.page.wait_for_function(DRAWN, timeout=30_000)
-        self.url = path.as_uri()
-
-    def check(self) -> None:
-        assert self.logged == []
-        outside = [url for url in self.requests if not url.startswith(("data:", "blob:"))]
-        assert outside == [self.url]
-        assert self.page.evaluate("window.pwned") is None
 
 
 def test_the_report_opens_in_three_seconds(browser: Any, tmp_path: Path) -> None:

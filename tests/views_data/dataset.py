@@ -129,7 +129,7 @@ def _examples(
         matrix[:, list(blank_layers)] = np.nan
     dims = ("example", "layer", "head", "query", "key")
     return {
-        "example_tokens": (("example", "token"), np.array([words] * n_examples, dtype=object)),
+        "example_tokens": (("example", "token"), np.array([words] * n_examples)),
         "example_length": (("example",), np.full(n_examples, length)),
         "example_attention": (dims, attention.astype(np.float32)),
         "example_contribution": (dims, contribution.astype(np.float32)),

@@ -9,7 +9,12 @@ import xarray as xr
 from torch import Tensor
 
 from tl_geometry.analysis.probe import Probe
-from tl_geometry.analysis.prompt import PromptMode, prompt_matrices, prompt_tokens
+from tl_geometry.analysis.prompt import (
+    PromptMode,
+    prompt_matrices,
+    prompt_tokens,
+    token_array,
+)
 from tl_geometry.data import Batch
 
 __all__ = ["first_tokens", "with_examples"]
@@ -48,7 +53,7 @@ def with_examples(ds: xr.Dataset, model: Any, probe: Probe, examples: list[Tenso
     axes = ("example", "layer", "head", "query", "key")
     names = {"attention": "attention", "intra": "contribution weight (intra)"}
     with_examples: xr.Dataset = ds.assign(
-        example_tokens=(("example", "token"), words.astype(str)),
+        example_tokens=(("example", "token"), token_array(words)),
         example_length=(("example",), np.array([len(tokens) for tokens in examples])),
         example_attention=(
             axes,

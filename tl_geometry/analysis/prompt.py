@@ -95,8 +95,8 @@ def prompt_contributions(
             "head": np.arange(matrices.shape[1]),
             "query": position,
             "key": position,
-            "query_token": ("query", words),
-            "key_token": ("key", words),
+            "query_token": ("query", token_array(words)),
+            "key_token": ("key", token_array(words)),
             "null_attention": (
                 ("layer", "head", "query"),
                 found.null_attention,
@@ -165,6 +165,15 @@ def prompt_matrices(
         )
     ledger.verify()
     return PromptMatrices(found, available, null_attention)
+
+
+def token_array(words: Any) -> NDArray[Any]:
+    """Texts of tokens as an array of strings. NULs at an end, which numpy drops, stand as the sign for them."""
+    texts = np.array(words, dtype=object)
+    for place, text in np.ndenumerate(texts):
+        kept = text.rstrip("\0")
+        texts[place] = kept + "\u2400" * (len(text) - len(kept))
+    return texts.astype(str)
 
 
 def prompt_tokens(

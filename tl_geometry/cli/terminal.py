@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tl_geometry.views.page import visible
+from tl_geometry.texts import visible
 from tl_geometry.views.summary import Table as Found
 
 __all__ = ["plain_console", "print_tables"]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from warnings import warn
 
+from tl_geometry.texts import visible
+
 if TYPE_CHECKING:
     import pandas
 
@@ -101,13 +103,14 @@ class Doctor:
         return "\n".join([*self._head(), "", *_aligned(self._table()), *self._remarks()])
 
     def _repr_html_(self) -> str:
+        def shown(text: str) -> str:
+            return f"<bdi>{html.escape(visible(text))}</bdi>"
+
         header, *body = self._table()
-        cells = ["<tr>" + "".join(f"<th>{html.escape(c)}</th>" for c in header) + "</tr>"]
-        cells += [
-            "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body
-        ]
-        lines = [f"<div>{html.escape(line)}</div>" for line in self._head()]
-        remarks = [f"<div>{html.escape(line)}</div>" for line in self._remarks() if line]
+        cells = ["<tr>" + "".join(f"<th>{shown(c)}</th>" for c in header) + "</tr>"]
+        cells += ["<tr>" + "".join(f"<td>{shown(c)}</td>" for c in row) + "</tr>" for row in body]
+        lines = [f"<div>{shown(line)}</div>" for line in self._head()]
+        remarks = [f"<div>{shown(line)}</div>" for line in self._remarks() if line]
         return "\n".join([*lines, "<table>", *cells, "</table>", *remarks])
 
     def _head(self) -> list[str]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from tl_geometry.texts import visible
 from tl_geometry.views import results
 from tl_geometry.views.maps import CW, nice_limit
 from tl_geometry.views.null_sinks import matrix_note
-from tl_geometry.views.page import rounded, visible
+from tl_geometry.views.page import rounded
 from tl_geometry.views.parts import Figure
 from tl_geometry.views.results import Values, number
 

@@ -8,12 +8,13 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tl_geometry.texts import visible
 from tl_geometry.views import style
 from tl_geometry.views.drawings import drawing
 from tl_geometry.views.estimates import percent, require_evaluation
 from tl_geometry.views.maps import CW
 from tl_geometry.views.order import word
-from tl_geometry.views.page import rounded, visible
+from tl_geometry.views.page import rounded
 from tl_geometry.views.parts import Choice, Figure, Section
 from tl_geometry.views.results import Values, number
 from tl_geometry.views.summary import Table

@@ -7,7 +7,6 @@ import html
 import importlib.util
 import json
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,11 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from tl_geometry.analysis.files import check_place, write_text
+from tl_geometry.texts import visible
 from tl_geometry.views.parts import Figure
 
 Library = Literal["plotly", "circuitsvis"]
 TEMPLATES = Path(__file__).parent / "templates"
-_READABLE_CONTROLS = {"\n": "⏎", "\t": "⇥"}
-# Control, format (bidirectional marks), surrogate, and the separators that break lines.
-_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,23 +48,6 @@ class View:
     def save_html(self, path: str | Path) -> Path:
         """Write the view as one HTML file and return its path."""
         return write_atomic(path, self.html)
-
-
-def visible(text: str) -> str:
-    r"""Replace characters that would act instead of being read, `\x1b` or a right-to-left mark.
-
-    Example:
-        >>> visible("a\nb\u202e")
-        'a⏎b\\u202e'
-    """
-    return "".join(_READABLE_CONTROLS.get(c) or _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    if unicodedata.category(character) not in _INVISIBLE:
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def rounded(values: npt.NDArray[Any], digits: int = 4) -> list[Any]:

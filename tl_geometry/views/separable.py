@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
+from tl_geometry.texts import visible
 from tl_geometry.views import averages, curves, results
 from tl_geometry.views.drawings import drawing, value_drawing
 from tl_geometry.views.findings import separability_findings
 from tl_geometry.views.maps import F_GAIN, F_SCORE, TS
 from tl_geometry.views.notes import ties_note, tightness
-from tl_geometry.views.page import visible
 from tl_geometry.views.parts import Figure, Section
 from tl_geometry.views.profiles import choice
 from tl_geometry.views.results import Values, number

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_geometry.measures.dormant import DORMANT_RATE
+from tl_geometry.texts import visible
 from tl_geometry.views import parabolas, results, sink_curves
 from tl_geometry.views.angles import SPACES, cosine_traces, sink_cosines
 from tl_geometry.views.averages import estimate, held, settled
@@ -18,7 +19,6 @@ from tl_geometry.views.drawings import drawing
 from tl_geometry.views.findings import counted
 from tl_geometry.views.maps import CW, TS
 from tl_geometry.views.null_sinks import has_null_sink
-from tl_geometry.views.page import visible
 from tl_geometry.views.parts import Choice, Figure, Section
 from tl_geometry.views.profiles import choice
 from tl_geometry.views.results import Values, number

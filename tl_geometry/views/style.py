@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from tl_geometry.views.page import visible
+from tl_geometry.texts import visible
 
 # Three lightnesses as well as three hues: told apart without colour vision and in grey print.
 REGIME_COLOURS = {"retriever": "#17366b", "mixer": "#e08a1e", "reset": "#a9d0c4"}
@@ -40,7 +40,7 @@ def axis(title: str, positions: Sequence[int | float], labels: Sequence[str]) ->
     return {
         "title": {"text": title, "standoff": 8},
         "tickvals": list(positions),
-        "ticktext": [text(_short(label)) for label in labels],
+        "ticktext": [text(_short(visible(label))) for label in labels],
         "automargin": True,
         "showgrid": False,
         "zeroline": False,
@@ -58,5 +58,5 @@ def thinned(title: str, labels: list[str], most: int) -> dict[str, Any]:
     return axis(title, shown, [labels[i] for i in shown])
 
 
-def _short(label: str, most: int = 30) -> str:
+def _short(label: str, most: int = 20) -> str:
     return label if len(label) <= most else f"…{label[1 - most :]}"
