@@ -115,7 +115,8 @@ resolve: $(RESOLVE)/bin/uv
 	    --extra test --no-emit-package tl-geometry \
 	    -o $(RESOLVE)/$$which-$$python.txt pyproject.toml || exit 1; \
 	  grep -q '^transformer-lens==' $(RESOLVE)/$$which-$$python.txt || exit 1; \
-	  ! grep '^transformer-lens==\([5-9]\|[1-9][0-9]\)' $(RESOLVE)/$$which-$$python.txt || exit 1; \
+	  if grep '^transformer-lens==\([5-9]\|[1-9][0-9]\)' $(RESOLVE)/$$which-$$python.txt; then \
+	    echo 'a TransformerLens that is refused' >&2; exit 1; fi; \
 	done; done
 
 ifeq ($(TL),$(MAIN_TL))
