@@ -7,7 +7,7 @@ import pytest
 import torch
 from analysis_data.runs import Longest, StopError, corpus, fail, run, same
 
-from tl_geometry import Regimes, Separability, Sinks, load, save
+from tl_geometry import Probe, Regimes, Separability, Sinks, load, save
 from tl_geometry.analysis import checkpoint
 from tl_geometry.analysis.checkpoint_file import DamagedCheckpointError
 from tl_geometry.analysis.store import CHECKPOINT, UnknownFormatError, read_file, write_file
@@ -76,6 +76,16 @@ def test_broken_again_and_again(model, path):
     for stop, held in ((3, 2), (1, 2), (2, 4), (2, 6)):
         broken(model, path, stop=stop, resume=True)
         assert documents(path) == held
+    same(run(model, checkpoint=path, resume=True), run(model))
+
+
+def test_broken_between_the_last_batch_and_the_result(model, path, monkeypatch):
+    """All is measured, nothing is run again, and no count is lost with which results are checked."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Probe, "result", lambda self: interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            run(model, checkpoint=path)
+    assert documents(path) == 8
     same(run(model, checkpoint=path, resume=True), run(model))
 
 
