@@ -15,7 +15,7 @@ def examples(count: int) -> settings:
     return settings(
         deadline=None,
         derandomize=not LONGER,
-        max_examples=count * (5 if LONGER else 1),
+        max_examples=count * (3 if LONGER else 1),
         print_blob=LONGER,
         phases=[phase for phase in Phase if phase != Phase.explain],
         suppress_health_check=[

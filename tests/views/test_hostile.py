@@ -80,7 +80,7 @@ def test_the_report_of_hostile_tokens_and_names(browser: Any, tmp_path: Path) ->
     visit = reports["hostile"][0]
     shown = visit.page.locator(TOKENS).all_text_contents()
     assert shown == [visible(text) for text in hostile["example_tokens"].values[0, : len(shown)]]
-    assert len(shown) == len(TEXTS) - 1  # the last one is padding in this run
+    assert len(shown) >= len(TEXTS) - 1
     assert in_reading_order(visit, TOKENS)
     assert in_reading_order(visit, ".facts bdi")
     assert visit.page.locator("h1").text_content() == visible(NAME)

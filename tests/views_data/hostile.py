@@ -35,7 +35,7 @@ TEXTS = (
     " ",
 )
 
-NAME = "".join(text for text in TEXTS if len(text) < 100)
+NAME = " ".join(text for text in TEXTS if len(text) < 100)
 
 
 class Tokenizer:
