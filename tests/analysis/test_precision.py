@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -119,3 +121,39 @@ def test_values_and_weights_at_any_scale(build, power):
         np.testing.assert_allclose(
             found[name].values / 10.0**power, usual[name].values, rtol=1e-5, err_msg=name
         )
+
+
+def test_contribution_weights_backpropagate_through_a_model(build):
+    """The derivative of a contribution weight by the queries' weights, against a difference quotient."""
+    from tl_geometry import contribution_weights
+    from tl_geometry.hooks import attention_sites
+
+    model = build(dtype=torch.float64)
+    site = attention_sites(model)[1]
+    name, weight = next((n, p) for n, p in model.named_parameters() if "W_Q" in n or "q_proj" in n)
+    assert weight.requires_grad, name
+
+    def weights():
+        seen = {}
+
+        def keep(x, hook, kind):
+            seen[kind] = x
+
+        hooks = [
+            (getattr(site, f"{kind}_hook"), partial(keep, kind=kind)) for kind in ("pattern", "v")
+        ]
+        model.run_with_hooks(IDS, fwd_hooks=hooks)
+        return contribution_weights(seen["pattern"], seen["v"], site.W_O)[:, 1, 12, 3].sum()
+
+    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)).double()
+    (gradient,) = torch.autograd.grad(weights(), weight)
+    ends = []
+    with torch.no_grad():
+        for step in (1e-3, -2e-3):
+            weight.add_(step * direction)
+            ends.append(float(weights()))
+        weight.add_(1e-3 * direction)
+    slope = float((gradient * direction).sum())
+    assert abs(slope) > 1e-4
+    # Hugging Face computes the softmax in float32 whatever the data type.
+    assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(slope, rel=1e-3)

@@ -115,21 +115,6 @@ def test_labels_of_several_stacks_survive_saving(tmp_path):
     assert load(tmp_path / "run.nc").identical(ds)
 
 
-@pytest.mark.bridge
-def test_warnings_of_folded_value_biases_are_recorded():
-    """Folding is wrong where rows do not sum to 1."""
-    model = build_bridge("gpt_oss")
-    ds = analyze(model, tokens(2, 9), measures=[Sinks()], progress=False, n_ctx=32)
-    assert ds.attrs["warnings"] == []
-    with torch.no_grad():
-        for layer in model.original_model.model.layers:
-            projection = layer.self_attn.v_proj
-            getattr(projection, "original_component", projection).bias.zero_()
-    ds = analyze(model, tokens(2, 9), measures=[Sinks()], progress=False, n_ctx=32)
-    assert len(ds.attrs["warnings"]) == 1
-    assert "fold_value_biases=False" in ds.attrs["warnings"][0]
-
-
 # -- weight processing ---------------------------------------------------------------------------------
 
 NOTHING = {

@@ -178,6 +178,8 @@ def test_value_biases_folded_beside_learned_sinks_are_said_and_the_fix_works(kin
     with pytest.warns(UserWarning, match="give fold_value_biases=False"):
         c = tlg.prompt_contributions(model, tokens[0])
     assert c.attrs["warnings"] == [text]
+    with pytest.warns(UserWarning, match="give fold_value_biases=False"):
+        tlg.views.contributions(model, tokens[0], layer=1)
     right = with_biases(kind, fold=False)
     assert tlg.doctor(right).warnings == ()
     assert text not in tlg.analyze(right, tokens, "regimes", progress=False).attrs["warnings"]
@@ -199,6 +201,8 @@ def test_the_rest_of_each_row_is_the_null_sinks(kind):
         null = tlg.null_sink_rate(shown.pattern, available=run.available(index))
         torch.testing.assert_close(null, expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.null_attention[index], expected[0], rtol=1e-4, atol=1e-5)
+        page = tlg.views.contributions(run.model, run.args[0][0], layer=index, heads=[2]).html
+        assert f"It takes on average: L{index}H2 {expected[0, 2].mean():.2f}." in page
 
 
 def rows(first):

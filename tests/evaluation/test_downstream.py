@@ -449,3 +449,27 @@ def test_smollm2_knows_facts_until_what_contributes_is_removed(smollm2_hooked, t
     assert found["full"] > 0.65
     assert found["contribution bottom"] > 0.65
     assert found["contribution top"] < 0.5
+
+
+def test_the_users_hooks_and_random_numbers_stay(model, tasks):
+    calls = []
+
+    def count(x, hook):
+        calls.append(1)
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+
+    stop = 0
+    model.add_hook("blocks.0.hook_resid_pre", count, is_permanent=True)
+    hooks, weights = left_over_hooks(model), [p.detach().clone() for p in model.parameters()]
+    torch_state, numpy_state = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
+    run(model, tasks, limit=2)
+    assert calls
+    stop = len(calls) + 1
+    with pytest.raises(KeyboardInterrupt):
+        run(model, tasks, limit=2)
+    assert left_over_hooks(model) == hooks == 1
+    assert torch.equal(torch.random.get_rng_state(), torch_state)
+    assert str(np.random.get_state()) == numpy_state  # noqa: NPY002
+    for parameter, before in zip(model.parameters(), weights, strict=True):
+        assert torch.equal(parameter, before)

@@ -10,6 +10,7 @@ from views_data.dataset import make_dataset
 import tl_geometry.analysis.prompt
 import tl_geometry.hooks
 from tl_geometry import views
+from tl_geometry.hooks import Doctor, LayerReport
 
 
 def matrices(n_heads: int, n_tokens: int, seed: int) -> np.ndarray[Any, Any]:
@@ -46,8 +47,8 @@ class Prompt:
 
     def doctor(self, model: Any, *, edits: bool, layers: Any) -> Any:
         assert not edits
-        report = SimpleNamespace(supported=not self.reason, reason=self.reason, layer=layers)
-        return SimpleNamespace(layers=(report,))
+        verdict = "unsupported" if self.reason else "exact"
+        return Doctor((LayerReport(layers, "attn", verdict, self.reason),), {})
 
 
 @pytest.fixture

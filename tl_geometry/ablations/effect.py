@@ -1,4 +1,10 @@
-"""Does an edit reach z, and one of z the layer's output? A few rows tell."""
+"""Does an edit reach z, and one of z the layer's output? A few rows tell.
+
+The answer is asked for at once, so that the error names the layer: the host waits for the device once in
+every edited layer. Three things cost another question: equal scores where entries are ranked (per layer), random
+numbers, which are drawn for the real tokens on the host (per layer), and tokens that are chosen by number or by a
+mask (once).
+"""
 
 from __future__ import annotations
 

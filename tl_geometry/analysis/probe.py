@@ -42,7 +42,10 @@ class Probe:
 
     Run as many batches as you like first; every row of a batch is one document of the statistics.
     The hooks read only, and work beside your own hooks and ablations: put the edits first in
-    ``fwd_hooks``, so that the probe reads what they leave.
+    ``fwd_hooks``, so that the probe reads what they leave. Each layer is measured on its own device, and
+    the host waits for none; exceptions are ``sink="auto"`` and masks of sinks, whose number has to be
+    known (one question per layer), and the half-space conditions and costs, which are computed on
+    the host.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
