@@ -201,7 +201,7 @@ def test_bos_with_the_id_of_the_pad(build, backend, kind, told, monkeypatch):
         torch.testing.assert_close(found.numbers[key], values, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["left", "gaps"])
 def test_a_corpus_of_padded_batches_is_that_of_its_documents(build, backend, kind):
     dtype, tolerance = precision(backend, kind)
     model = build(dtype=dtype)

@@ -186,8 +186,13 @@ def assert_failures_leave_everything(model: Any, name: str, wire: Tripwire) -> N
         assert_unchanged(model, before)
 
 
-@pytest.mark.parametrize("place", ["user", "forward"])
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in MANY])
+FORWARD = ("Probe", "analyze", "doctor", "faithfulness", "ablation: zero")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [(name, "user") for name in RUNS if name not in MANY] + [(name, "forward") for name in FORWARD],
+)
 def test_a_users_hook_or_the_forward_fails(model, name, place):
     assert_failures_leave_everything(model, name, model.wires[place])
 
