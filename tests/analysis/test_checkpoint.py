@@ -410,6 +410,11 @@ def hostile(ds):
         "states cut": ds.isel(byte=slice(0, len(states) // 2)),
         "a huge header": ds.assign(states=("byte", np.full(len(states), 255, np.uint8))),
         "no progress": ds.assign_attrs(progress=None),
+        "negative progress": ds.assign_attrs(progress={**ds.attrs["progress"], "batches": -1}),
+        "no digest": ds.assign_attrs(progress={**ds.attrs["progress"], "digest": 3}),
+        "no number of documents": ds.assign_attrs(
+            progress={**ds.attrs["progress"], "documents": None}
+        ),
         "progress of another shape": ds.assign_attrs(progress={"batches": 1, "more": 2}),
         "batches that are no number": ds.assign_attrs(
             progress={**ds.attrs["progress"], "batches": "many"}
@@ -455,7 +460,7 @@ def test_states_of_another_shape_are_refused(model, path):
 
 
 def test_left_overs_of_a_killed_write_are_cleared_away(model, path):
-    (path.parent / ".run.ckpt.abc.tmp").write_text("half a fi")
+    (path.parent / f".run.ckpt.{'a' * 16}.tmp").write_text("half a fi")
     run(model, checkpoint=path, measures=[Regimes()])
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.ckpt", "run.ckpt.lock"]
 

@@ -15,6 +15,7 @@ from zoo.huggingface import inputs, read
 from zoo.matrix import BY_ARCH, LINE
 
 import tl_geometry as tlg
+from tl_geometry.measures.geometry import AttentionGeometry
 
 NORMED = [
     pytest.param(arch, kind, id=f"{arch}-{kind}", marks=getattr(pytest.mark, kind))
@@ -226,6 +227,49 @@ def test_a_null_sink_takes_part_in_every_measure_of_sinks():
     assert rates.off_rate.item() == 0.5
     assert rates.null_sink_rate_off.item() == pytest.approx(0.95)
     assert rates.null_sink_rate_on.item() == pytest.approx(0.9)
+
+
+@pytest.mark.hooked
+def test_attention_that_an_edit_takes_is_no_null_sinks():
+    model = case("gpt2", "hooked").model
+    tokens = torch.arange(3, 43)[None] % 50
+    hooks = tlg.mask_entries(model, importance="attention", fraction=0.5)
+    probe = tlg.Probe(model, [tlg.Sinks(), tlg.Switches()])
+    model.run_with_hooks(tokens, fwd_hooks=[*hooks, *probe.hooks()])
+    ds = probe.result()
+    assert (ds.null_sink_rate == 0).all()
+    assert float(ds.null_sink_rate_on.max()) == 0
+    assert ds.sink_rate.max() < 1
+
+
+@pytest.mark.bridge
+def test_a_constant_is_not_rounded_to_the_models_data_type():
+    from zoo.architectures import build_bridge
+
+    model = build_bridge("granite", dtype=torch.bfloat16)
+    probe = tlg.Probe(model, [tlg.Contributions()])
+    for factors in probe.reader.factors.values():
+        torch.testing.assert_close(factors, torch.full_like(factors, 0.3), rtol=1e-2, atol=0)
+        assert factors.dtype == torch.float32
+    constants = {report.output_scale for report in probe.diagnosis.layers}
+    assert {float(f[0]) for f in probe.reader.factors.values()} == {
+        float(torch.tensor(c)) for c in constants
+    }
+
+
+def test_dormancy_and_null_sinks_are_of_the_same_rows():
+    pattern = rows(torch.tensor([0.0, 0.7, 0.7, 0.7, 0.7]))
+    pattern[0, 0, 0, 0] = 0.1  # the sink's own row does not count
+    pattern[0, 0, torch.arange(1, 5), torch.arange(1, 5)] = 0.25
+    v, W_O = torch.ones(1, 5, 1, 2), torch.eye(2)[None]
+    found = tlg.dormant_heads(pattern, v, W_O)
+    assert found.null_sink_rate.item() == pytest.approx(0.05)
+    sinks = tlg.Sinks()
+    sinks.bind(1, 1)
+    sinks.update(0, AttentionGeometry(pattern, v, W_O))
+    assert sinks.compute()["null_sink_rate"].item() == pytest.approx(0.05)
+    derived = sinks.derived(sinks.compute())
+    assert bool(derived["dormant_by_rate"][1]) == bool(found.by_rate)
 
 
 def test_rows_without_a_real_query_have_no_null_sink():

@@ -15,6 +15,7 @@ import xarray as xr
 from analysis_data.forked import forked
 
 from tl_geometry.analysis import store
+from tl_geometry.analysis.files import replacement, sole_writer
 from tl_geometry.analysis.flat_hdf5 import FlatFile
 from tl_geometry.analysis.store import DamagedFileError, UnknownFormatError, load, save
 
@@ -376,6 +377,16 @@ def test_concurrent_writers_leave_one_whole_result(tmp_path):
         writer.join()
     assert [writer.exitcode for writer in writers[:2]] == [0, 0]
     assert leftovers(tmp_path) == []
+
+
+def test_the_lock_of_one_file_leaves_another_files_write_alone(tmp_path):
+    with replacement(tmp_path / "run.nc") as temporary, sole_writer(tmp_path / "run"):
+        temporary.write_text("whole")
+    assert (tmp_path / "run.nc").read_text() == "whole"
+    left = tmp_path / f".run.{'0' * 16}.tmp"
+    left.touch()
+    with sole_writer(tmp_path / "run"):
+        assert not left.exists()
 
 
 def test_strings_of_very_different_length(tmp_path):

@@ -207,7 +207,7 @@ def numbers(
 
         put("sink_rate", _mean([a[h, i, sink] for i in later]))
         weights = pattern[0, h].double().numpy()
-        put("null_sink_rate", _mean([1 - weights[i, seen[i]].sum() for i in range(queries)]))
+        put("null_sink_rate", _mean([1 - weights[i, seen[i]].sum() for i in later]))
         early = [i for i in range(min(64, queries)) if seen[i, sink]]
         received = _mean([a[h, i, sink] for i in early])
         nothing = _mean([1 - weights[i, seen[i]].sum() for i in range(min(64, queries))])

@@ -167,6 +167,9 @@ MEASURES: dict[str, Measure] = {
     ),
     "head_regimes": Measure(winner_options, literal_head_regimes, ranks=True),
     "sink_rate": Measure(with_sink, pattern_only(literal_sinks.sink_rate), ("pattern",)),
+    "null_sink_rate": Measure(
+        lambda draw, layer: {}, pattern_only(literal_sinks.null_sink_rate), ("pattern",)
+    ),
     "sink_metric": Measure(
         lambda draw, layer: {"epsilon": draw(st.sampled_from((0, 0.25317, 0.5001, 1)))},
         pattern_only(literal_sinks.sink_metric),

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import tl_geometry as tlg
+from fuzzing.longer import has_failed
 from fuzzing.registry import ACCUMULATORS, EVALUATIONS, REGISTRY
 
 
@@ -21,3 +22,9 @@ def test_every_file_is_there():
         used = "ACCUMULATORS" if name in ACCUMULATORS else used
         used = "EVALUATIONS" if name in EVALUATIONS else used
         assert used in text, (name, file)
+
+
+def test_a_failure_that_pytest_had_no_time_to_tell_of_is_one():
+    assert has_failed("..F\n")
+    assert has_failed("........ [ 50%]\n.E.")
+    assert not has_failed("..s.x.. [ 50%]\n....\nError: none of pytest's progress")

@@ -259,7 +259,7 @@ def test_table_and_dataframe():
     assert math.isnan(frame.loc[1, "output_error"])
     page = report._repr_html_()
     assert "<table>" in page
-    assert "<td>gated</td>" in page
+    assert "<td><bdi>gated</bdi></td>" in page
     assert "a gate between 0 and 1" in page
 
 

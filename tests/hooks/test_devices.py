@@ -117,7 +117,7 @@ def probed(model, measures, mask, **options):
             hooks = probe.hooks(**given)
         mode.waits.clear()
         model.run_with_hooks(ids, **given, fwd_hooks=on_devices(hooks, mode))
-    bring_back([probe._ledger, *probe.measures])
+    bring_back([probe.ledger, *probe.measures])
     plain = Probe(model, measures(), diagnosis=diagnosis, **options)
     model.run_with_hooks(ids, **given, fwd_hooks=plain.hooks(**given))
     return probe.result(), mode.waits, plain.result()
@@ -157,7 +157,7 @@ def test_padding_that_is_looked_for_does_not_wait(case, monkeypatch):
     assert_equal(found, plain, 0)
 
 
-@pytest.mark.parametrize("case", [*hooked("llama"), *bridged("gemma2")])
+@pytest.mark.parametrize("case", [*hooked("llama", "gpt2"), *bridged("gemma2")])
 def test_options_that_read_more_weights(case):
     options = {"output": "normed"} if case[1] == "gemma2" else {"value_bias": "remove"}
     found, waits, plain = probed(model_of(case), lambda: [Contributions()], MASK, **options)

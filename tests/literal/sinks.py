@@ -23,6 +23,18 @@ def sink_rate(pattern, *, available=None, sink="first"):
     return result
 
 
+def null_sink_rate(pattern, *, available=None):
+    """``batch head query``: what a row's weights lack of 1; NaN where no key may be looked at."""
+    mask = available_mask(pattern, available)
+    pattern = to_array(pattern)
+    result = np.full(pattern.shape[:3], np.nan)
+    for b, h, i in np.ndindex(result.shape):
+        seen = [j for j in range(pattern.shape[3]) if mask[b, h, i, j]]
+        if seen:
+            result[b, h, i] = 1 - sum(pattern[b, h, i, j] for j in seen)
+    return result
+
+
 def sink_metric(pattern, epsilon=0.3, *, available=None):
     """``batch head key``: 1 where the mean attention received exceeds epsilon, else 0."""
     received = received_attention(pattern, available)

@@ -105,6 +105,9 @@ CALLS: dict[str, Call] = {
     "sink_rate": Call(
         measures.sink_rate, {"pattern": MADE.pattern, "available": AVAILABLE, "sink": SINK}
     ),
+    "null_sink_rate": Call(
+        measures.null_sink_rate, {"pattern": MADE.pattern, "available": AVAILABLE}
+    ),
     "sink_metric": Call(measures.sink_metric, {"pattern": MADE.pattern, "available": AVAILABLE}),
     "sink_logit_margin": Call(
         measures.sink_logit_margin,

@@ -169,6 +169,15 @@ def test_it_is_exact_where_all_cosines_are_equal(cosine, sink_cosine, ratio):
     assert torch.equal(certificate.inversions, scores.inversions)
 
 
+def test_ranges_may_be_arrays_and_tensors():
+    tensors = problem(available=causal(9)[None], queries=9, seed=3).tensors
+    usual = sink_aware_certificate(*tensors, cosine=(-0.5, 0.5), sink_cosine=(-1.0, 0.0))
+    other = sink_aware_certificate(
+        *tensors, cosine=np.array([-0.5, 0.5]), sink_cosine=torch.tensor([-1.0, 0.0])
+    )
+    assert torch.equal(usual.f_score.nan_to_num(-1), other.f_score.nan_to_num(-1))
+
+
 def test_wider_ranges_never_certify_more():
     made = problem(available=causal(9)[None], queries=9, dtype=torch.float64, seed=3)
     previous = None

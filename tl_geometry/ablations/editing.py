@@ -47,12 +47,8 @@ class LayerInForward:
         edit: Edit,
         tokens: _Tokens,
         projected: str | None,
-        *,
-        first: bool = True,
     ) -> None:
         self.ablation = ablation
-        self.first = first
-        """Whether no layer before it reads its keys from the same tokens."""
         self.target = target
         self.edit = edit
         self.tokens = tokens
@@ -158,20 +154,10 @@ def edit_hooks(
     tokens = _Tokens(sites, attention_mask, decoder_attention_mask, PadToken.of(model))
     functions: dict[str, HookFunction] = {}
     points = model.hook_dict if any(edit.z is not None for _, edit in edits) else {}
-    begun: set[str] = set()
     for target, edit in edits:
         projected = f"{target.site.name}.o.hook_out"  # of a TransformerBridge
-        stack = key_stack_of(target.site)
-        layer = LayerInForward(
-            ablation,
-            target,
-            edit,
-            tokens,
-            projected if projected in points else None,
-            first=stack not in begun,
-        )
-        begun.add(stack)
-        functions |= layer.functions()
+        output = projected if projected in points else None
+        functions |= LayerInForward(ablation, target, edit, tokens, output).functions()
     entries = hook_entries(model, functions)
     if tokens.hook is None or not any(edit.needs_tokens for _, edit in edits):
         return entries

@@ -21,7 +21,7 @@ from tl_geometry.ablations.editing import Edit, LayerInForward, edit_hooks
 from tl_geometry.ablations.targets import Heads, Layers, Per, Target, targets
 from tl_geometry.arguments import one_of
 from tl_geometry.hooks.entries import FwdHook
-from tl_geometry.hooks.real_tokens import Mask
+from tl_geometry.hooks.real_tokens import Mask, key_stack_of
 from tl_geometry.measures.devices import check_numbers
 from tl_geometry.measures.masks import SinkRule, resolve_sinks, sink_ordinals
 
@@ -166,6 +166,7 @@ class Chosen:
 
     def __init__(self, ablation: str, argument: str, rule: SinkRule) -> None:
         self.ablation, self.argument, self.rule = ablation, argument, rule
+        self._latest: dict[str, int] = {}  # the layer seen last, by the tokens that are its keys
         if isinstance(rule, str):
             one_of(argument, rule, ("first", "auto"))
         elif not isinstance(rule, Tensor) or rule.dtype != torch.bool:
@@ -193,11 +194,15 @@ class Chosen:
     ) -> Bool[Tensor, "batch some_head key"]:
         """Mark the chosen keys; ``pattern`` gives shapes, and the weights for ``"auto"``.
 
-        Whether there are any is asked in the first layer only: the answer stops the host.
+        Whether there are any is asked in the first edited layer of a forward: the answer stops the host.
         """
         with self._named():
             keys = resolve_sinks(self.rule, available, pattern)
-        if layer.first and not (isinstance(self.rule, str) or bool(keys.any())):
+        site = layer.target.site
+        latest = self._latest.get(stack := key_stack_of(site))
+        self._latest[stack] = site.index
+        begins = latest is None or site.index <= latest
+        if begins and not (isinstance(self.rule, str) or bool(keys.any())):
             mask = isinstance(self.rule, Tensor) and self.rule.dtype == torch.bool
             shown = "the mask" if mask else f"{self.argument}={self.rule!r}"
             raise ValueError(

@@ -191,7 +191,7 @@ class RunCheckpoint(CheckpointFile):
         """Take in the file, and give its fingerprint."""
         try:
             ds = read_file(path, CHECKPOINT)
-            progress = _Progress(**ds.attrs["progress"])
+            progress = _progress(**ds.attrs["progress"])
             fingerprint = dict(ds.attrs["fingerprint"])
             if "result" in ds.attrs:
                 ds.attrs = dict(ds.attrs["result"])
@@ -216,6 +216,14 @@ class RunCheckpoint(CheckpointFile):
             f"checkpoint: {self.path} holds {self._in_file.progress.documents} documents of other data: {what}. "
             "Give the same data in the same order, or another file"
         )
+
+
+def _progress(batches: Any, documents: Any, digest: Any) -> _Progress:
+    """What a file says of its progress, once it is known to be numbers and a text."""
+    counts = (whole_number("batches", batches, 0), whole_number("documents", documents, 0))
+    if not isinstance(digest, str):
+        raise TypeError(f"digest is of type {type(digest).__name__}")
+    return _Progress(*counts, digest)
 
 
 _STATES = "states"

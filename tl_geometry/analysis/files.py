@@ -13,6 +13,9 @@ from filelock import FileLock, Timeout
 
 __all__ = ["check_place", "replacement", "sole_writer", "write_text"]
 
+_RANDOM = 8
+"""Bytes of the random part of a temporary file's name."""
+
 
 def check_place(path: Path, argument: str = "path") -> None:
     """Refuse a path where no file can be put.
@@ -40,7 +43,7 @@ def replacement(target: Path) -> Iterator[Path]:
     A reader sees the old file or the new one, and several writers do not mix. Where ``target`` is a
     symbolic link, the link is replaced, and what it points to stays as it is.
     """
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(_RANDOM)}.tmp"
     # Created by open(2) with mode 0666, so that the umask decides, as for any file.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
@@ -83,7 +86,7 @@ def sole_writer(path: Path) -> Iterator[None]:
             f"checkpoint: another run is writing {path}; give each run a file of its own"
         ) from error
     try:
-        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 2 * _RANDOM}.tmp"):
             leftover.unlink(missing_ok=True)
         yield
     finally:

@@ -20,6 +20,7 @@ from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule, sink_ordinals
+from tl_geometry.measures.scaling import work_dtype
 
 __all__ = ["LayerReader", "named_layer", "plain_sink"]
 
@@ -75,7 +76,8 @@ class LayerReader:
         for site in self.sites:
             constant = self.reports[site.layer].output_scale
             if constant != 1:
-                self.factors[site.index] = torch.full((site.d_model,), constant).to(site.W_O)
+                one = torch.ones(site.d_model, dtype=work_dtype(site.W_O), device=site.device)
+                self.factors[site.index] = constant * self.factors.get(site.index, one)
 
     def notes(self) -> list[str]:
         """What lengths and directions of outputs mean where more than W_O makes them."""
@@ -136,6 +138,7 @@ class LayerReader:
                 causal=self.reports[site.layer].causal and not site.cross,
                 frame=self._frames.of(site, factor),
                 masked=True,
+                null_sinks=not self.reports[site.layer].rows_sum_to_one,
                 layer=site.index,
                 documents=documents,
             )

@@ -87,9 +87,14 @@ def add_batch(digest: Any, batch: Batch) -> None:
 
 
 def _setting(name: str, value: Any) -> Any:
+    return encode_attrs(_plain(value), name)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors as lists of numbers, inside of lists and tuples too."""
     if isinstance(value, Tensor | np.ndarray):
-        value = value.tolist()
-    return encode_attrs(value, name)
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _plain_values(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:

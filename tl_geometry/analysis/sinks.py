@@ -174,7 +174,7 @@ class Sinks(Accumulator):
         """One number per document and head for each variable."""
         found = {_RENAMED[name]: value for name, value in value_geometry(geometry).items()}
         found["sink_rate"] = masked_mean(geometry.sink_attention, geometry.sink_rows)
-        found["null_sink_rate"] = masked_mean(geometry.null_attention, geometry.rows)
+        found["null_sink_rate"] = masked_mean(geometry.null_attention, geometry.sink_rows)
         found |= self._metrics(geometry)
         found["sink_negative_share"] = negative_share(geometry)
         for token, correlations in (

@@ -66,7 +66,8 @@ class _PerDocument(Accumulator):
         if not self.removes_attention:
             rate = geometry.sink_columns(pattern).sum(-1)
             found["sink_rate"] = masked_mean(rate, geometry.sink_rows)
-            found["null_sink_rate"] = masked_mean(1 - pattern.sum(-1), geometry.sink_rows)
+            rest = (1 - pattern.sum(-1)) * geometry.null_sinks
+            found["null_sink_rate"] = masked_mean(rest, geometry.sink_rows)
         for name, values in found.items():
             self.kept.setdefault(name, {}).setdefault(layer, []).append(values.double().cpu())
 
@@ -97,6 +98,7 @@ def _with_sinks(
         causal=geometry.causal,
         frame=geometry.frame,
         masked=True,
+        null_sinks=geometry.null_sinks,
         layer=geometry.layer,
         documents=geometry.documents,
     )

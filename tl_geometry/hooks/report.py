@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -80,10 +81,13 @@ class Doctor:
         """Whether every layer is supported."""
         return all(layer.supported for layer in self.layers)
 
-    def warn(self, stacklevel: int = 3) -> None:
-        """Say the warnings as Python's, to the caller's caller by default."""
+    def warn(self) -> None:
+        """Say the warnings as Python's, at the line outside of this package that led here."""
+        frame, level = inspect.currentframe(), 1
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("tl_geometry."):
+            frame, level = frame.f_back, level + 1
         for text in self.warnings:
-            warn(text, UserWarning, stacklevel=stacklevel)
+            warn(text, UserWarning, stacklevel=level)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per layer, indexed by its label."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -125,6 +126,8 @@ def _range(name: str, bounds: Any) -> Range | None:
     """The bounds of a cosine as two numbers, None as it is."""
     if bounds is None:
         return None
+    if isinstance(bounds, Tensor | np.ndarray):
+        bounds = bounds.tolist()
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise ValueError(f"{name} must be a range (low, high) within [-1, 1], got {bounds!r}")
     low, high = (real_number(f"each bound of {name}", bound) for bound in bounds)

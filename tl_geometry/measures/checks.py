@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tl_geometry.measures.devices import check_devices
+from tl_geometry.measures.devices import check_devices, check_numbers
 from tl_geometry.measures.scaling import work_dtype
 
 
@@ -95,7 +95,8 @@ def kv_bias(b_V: Tensor | None, v: Tensor, W_O: Tensor) -> Tensor:
         raise ValueError('value_bias="remove" needs b_V, the value bias (kv_head d_head)')
     check_axes("b_V", b_V, "kv_head d_head")
     n_kv, d_head = v.shape[2:]
-    if tuple(b_V.shape) == (W_O.shape[0], d_head):
+    if W_O.shape[0] > n_kv and tuple(b_V.shape) == (W_O.shape[0], d_head):
+        check_numbers("b_V", b_V, "query heads that share a value must share its bias")
         groups = b_V.reshape(n_kv, -1, d_head)
         if not torch.equal(groups, groups[:, :1].expand_as(groups)):
             raise ValueError(

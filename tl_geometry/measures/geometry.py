@@ -131,8 +131,12 @@ class AttentionGeometry(AttentionLayer):
 
     @property
     def null_attention(self) -> Float[Tensor, "batch head query"]:
-        """What is left of each row's attention: that of a learned null sink, whose value is 0; else 0."""
-        return 1 - self.totals.attention
+        """What is left of each row's attention: that of a learned null sink, whose value is 0.
+
+        0 where the model is known to have none: what a row lacks there, an edit has taken.
+        """
+        attention = self.totals.attention
+        return 1 - attention if self.null_sinks else torch.zeros_like(attention)
 
     # Intra mode works in each head's frame; inter mode in value space, in units of the layer's largest frame.
 

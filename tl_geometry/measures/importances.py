@@ -63,9 +63,9 @@ def share_output(scope: Scope, mode: Mode) -> bool:
 
 
 def value_weighted(geometry: AttentionGeometry) -> Float[Tensor, "batch head query key"]:
-    """alpha_ij |v_j W_O|, in units of the residual stream; NaN where that leaves the range of the data type."""
-    weighted = geometry.pattern * geometry.value_norms.unsqueeze(-2)
-    return scaled_length(weighted, geometry.frame.exponent[:, None, None])
+    """alpha_ij |v_j W_O|, in units of the residual stream; NaN where |v_j W_O| leaves the range of the data type."""
+    norms = scaled_length(geometry.value_norms, geometry.frame.exponent[:, None])
+    return geometry.pattern * norms.unsqueeze(-2)
 
 
 def random_importance(

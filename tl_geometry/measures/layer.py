@@ -16,6 +16,7 @@ from tl_geometry.measures.devices import check_devices, check_numbers
 from tl_geometry.measures.frame import OutputFrame
 from tl_geometry.measures.masks import (
     SinkRule,
+    mask_of,
     resolve_available,
     resolve_sinks,
     sink_ordinals,
@@ -44,6 +45,7 @@ class AttentionLayer:
         causal: whether no query may use a later key, where it is known; else it is read off ``available``.
         frame: the factored output projection, where it is at hand already.
         masked: entries of ``pattern`` outside ``available`` are known to be zero already.
+        null_sinks: rows may sum to less than 1 by a learned null sink; False where the model has none.
         layer, documents: which layer and documents these are; random controls are seeded by them,
             so that they don't depend on how a corpus is batched.
 
@@ -69,12 +71,18 @@ class AttentionLayer:
         causal: bool | None = None,
         frame: OutputFrame | None = None,
         masked: bool = False,
+        null_sinks: bool = True,
         layer: int = 0,
         documents: Sequence[int] | None = None,
     ) -> None:
         check_layer(pattern, v, W_O)
         check_devices(
-            pattern=pattern, available=available, sink=sink, z=z, b_V=b_V, norm_weight=norm_weight
+            pattern=pattern,
+            available=available,
+            sink=mask_of(sink),
+            z=z,
+            b_V=b_V,
+            norm_weight=norm_weight,
         )
         one_of("value_bias", value_bias, ("as_hooked", "remove"))
         one_of("output", output, ("raw", "normed"))
@@ -99,6 +107,7 @@ class AttentionLayer:
             check_norm_weight(norm_weight, W_O)
         self.W_O = W_O
         self._causal = causal
+        self.null_sinks = null_sinks
         self.cross = true_or_false("cross", cross) or pattern.shape[2] != pattern.shape[3]
         self.layer = layer
         self.documents = tuple(range(pattern.shape[0])) if documents is None else tuple(documents)

@@ -158,6 +158,11 @@ def resolve_sinks(
     return _nth_real(real, ordinals)
 
 
+def mask_of(sink: SinkRule) -> Tensor | None:
+    """The sinks' mask, where a rule is one; ordinals, tensors of them included, are numbers of the host."""
+    return sink if isinstance(sink, Tensor) and sink.dtype == torch.bool else None
+
+
 def sink_ordinals(sink: SupportsIndex | Sequence[SupportsIndex] | Tensor) -> tuple[int, ...]:
     """Ordinals of the sinks among the real tokens, from an int or several.
 

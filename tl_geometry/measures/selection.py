@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
@@ -122,12 +123,21 @@ def _marked(
 ) -> list[Bool[Tensor, "*groups item"]]:
     """The first or last of several groups of scores, with one question to the device: where are ties?"""
     found = [_first_or_last(scores, kept, share, largest) for scores, kept in groups]
-    tied = [is_tied for _, is_tied in found]
+    tied = [(part.marked.sum(-1) != part.count).any() for part in found]
     again = torch.stack(tied).cpu().tolist() if tied else []
     return [
-        _first_or_last(*group, share, largest, repair=True)[0] if repair else marked
-        for group, (marked, _), repair in zip(groups, found, again, strict=True)
+        _without_surplus(*group, part, largest) if repair else part.marked
+        for group, part, repair in zip(groups, found, again, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """All scores up to the bound of their group, and how many there should be."""
+
+    marked: Bool[Tensor, "*groups item"]
+    bound: Float[Tensor, "*groups 1"]
+    count: Int64[Tensor, "*groups"]
 
 
 def _first_or_last(
@@ -135,30 +145,42 @@ def _first_or_last(
     candidates: Bool[Tensor, "*groups item"],
     share: float,
     largest: bool,
-    *,
-    repair: bool = False,
-) -> tuple[Bool[Tensor, "*groups item"], Bool[Tensor, ""]]:
-    """What is chosen, and whether equal scores at the bound have spoilt it."""
+) -> _Chosen:
+    """What is chosen, where no equal scores at the bound spoil it."""
     most = _floor(share, candidates.shape[-1])
     if most == 0:
+        bound = torch.full_like(scores[..., :1], torch.nan)
         none = torch.zeros_like(candidates)
-        return none, none.new_zeros(())
+        return _Chosen(none, bound, none.sum(-1))
     count = _counts(candidates, share)
-    limits = torch.finfo(scores.dtype)
-    ranked = scores.nan_to_num(limits.min, torch.inf, limits.min * (1 - limits.eps))
-    ranked.masked_fill_(~candidates, -torch.inf if largest else torch.inf)
+    ranked = _ranked(scores, candidates, largest)
     found = ranked.topk(most, dim=-1, largest=largest).values
     bound = found.gather(-1, (count - 1).clamp(min=0).unsqueeze(-1))
     bound = bound.masked_fill((count == 0).unsqueeze(-1), torch.nan)
-    reached = ranked >= bound if largest else ranked <= bound
-    if not repair:
-        return reached, (reached.sum(-1) != count).any()
-    # Equal scores at the bound: as many as are missing, from the front or from the back.
-    equal = (ranked == bound) & candidates
-    missing = count - (reached & candidates & ~equal).sum(-1)
+    return _Chosen(ranked >= bound if largest else ranked <= bound, bound, count)
+
+
+def _without_surplus(
+    scores: Float[Tensor, "*groups item"],
+    candidates: Bool[Tensor, "*groups item"],
+    chosen: _Chosen,
+    largest: bool,
+) -> Bool[Tensor, "*groups item"]:
+    """Of equal scores at the bound as many as are missing, from the front or from the back."""
+    equal = (_ranked(scores, candidates, largest) == chosen.bound) & candidates
+    sure = chosen.marked & candidates & ~equal
+    missing = (chosen.count - sure.sum(-1)).unsqueeze(-1)
     rank = equal.cumsum(-1) if largest else equal.flip(-1).cumsum(-1).flip(-1)
-    chosen = reached & candidates & (~equal | (rank <= missing.unsqueeze(-1)))
-    return chosen, torch.zeros_like(chosen.flatten()[0])
+    return sure | (equal & (rank <= missing))
+
+
+def _ranked(
+    scores: Float[Tensor, "*groups item"], candidates: Bool[Tensor, "*groups item"], largest: bool
+) -> Float[Tensor, "*groups item"]:
+    """Scores in which NaN comes after all numbers, and what is no candidate after that."""
+    limits = torch.finfo(scores.dtype)
+    ranked = scores.nan_to_num(limits.min, torch.inf, limits.min * (1 - limits.eps))
+    return ranked.masked_fill_(~candidates, -torch.inf if largest else torch.inf)
 
 
 def _counts(candidates: Bool[Tensor, "*groups item"], share: float) -> Int64[Tensor, "*groups"]:

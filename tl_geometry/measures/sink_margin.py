@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_geometry.measures.checks import check_axes
 from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.geometry import AttentionGeometry
-from tl_geometry.measures.masks import SinkRule, resolve_available, resolve_sinks
+from tl_geometry.measures.masks import SinkRule, mask_of, resolve_available, resolve_sinks
 from tl_geometry.measures.mixing import RowRests
 from tl_geometry.measures.scaling import work_dtype
 
@@ -47,7 +47,7 @@ def sink_logit_margin(
         ValueError: a mask of another shape, or a sink outside the sequence.
     """
     check_axes("scores", scores, "batch head query key")
-    check_devices(scores=scores, available=available, sink=sink)
+    check_devices(scores=scores, available=available, sink=mask_of(sink))
     known = ~(scores <= torch.finfo(scores.dtype).min / 2)  # NaN is no mask
     keep = known if available is None else resolve_available(scores, available)
     wide = scores.to(work_dtype(scores))

@@ -20,6 +20,7 @@ from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import ValueBias
 from tl_geometry.measures.masks import (
     SinkRule,
+    mask_of,
     received_attention,
     resolve_available,
     resolve_sinks,
@@ -84,7 +85,7 @@ def sink_rate(
         ValueError: a mask of another shape, or a sink outside the sequence.
     """
     check_pattern(pattern)
-    check_devices(pattern=pattern, available=available, sink=sink)
+    check_devices(pattern=pattern, available=available, sink=mask_of(sink))
     keep = resolve_available(pattern, available)
     sinks = resolve_sinks(sink, keep, pattern)
     seen = keep & sinks.unsqueeze(-2)
@@ -104,9 +105,10 @@ def null_sink_rate(
     [0.75, 0.0]
 
     Raises:
-        ValueError: a mask of another shape.
+        ValueError: a mask of another shape or on another device.
     """
     check_pattern(pattern)
+    check_devices(pattern=pattern, available=available)
     keep = resolve_available(pattern, available)
     wide = pattern if pattern.dtype == torch.float64 else pattern.float()
     return (1 - torch.where(keep, wide, 0).sum(-1)).masked_fill(~keep.any(-1), torch.nan)

@@ -7,7 +7,7 @@ import warnings
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-TESTED: tuple[str, ...] = ("2.16", "2.18", "3.9", "4.3")
+TESTED: tuple[str, ...] = ("2.18", "3.9", "4.3")
 """Minor versions on which the tests have run."""
 
 _OLDEST, _TOO_NEW = (2, 16), 5
