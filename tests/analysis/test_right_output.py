@@ -265,11 +265,11 @@ def test_dormancy_and_null_sinks_are_of_the_same_rows():
     found = tlg.dormant_heads(pattern, v, W_O)
     assert found.null_sink_rate.item() == pytest.approx(0.05)
     sinks = tlg.Sinks()
-    sinks.bind(1, 1)
+    sinks.bind(2, 1)
     sinks.update(0, AttentionGeometry(pattern, v, W_O))
-    assert sinks.compute()["null_sink_rate"].item() == pytest.approx(0.05)
+    assert sinks.compute()["null_sink_rate"][0].item() == pytest.approx(0.05)
     derived = sinks.derived(sinks.compute())
-    assert bool(derived["dormant_by_rate"][1]) == bool(found.by_rate)
+    assert bool(derived["dormant_by_rate"][1][0]) == bool(found.by_rate)
 
 
 def test_rows_without_a_real_query_have_no_null_sink():
