@@ -8,10 +8,20 @@ import threading
 
 import pytest
 import torch
+import xarray as xr
 from analysis_data.reference import assert_equal, result_or_refusal, soften, tokens
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tl_geometry import Contributions, Probe, Regimes, Sinks, analyze, prompt_contributions
+from tl_geometry import (
+    Contributions,
+    Probe,
+    Regimes,
+    Sinks,
+    analyze,
+    mask_entries,
+    prompt_contributions,
+    zero_sink_values,
+)
 
 
 def three():
@@ -431,3 +441,28 @@ def test_states_do_not_grow_with_documents_or_length(model):
     for length in (10, 40):
         model.run_with_hooks(tokens(4, length), fwd_hooks=probe.hooks())
     assert size() == before
+
+
+def test_hooks_of_another_model_of_the_same_shape_are_refused(build):
+    first, second, ids = build(), build(), tokens(2, 9)
+    for hooks in (
+        Probe(first, [Contributions()]).hooks(),
+        mask_entries(first, importance="contribution", fraction=0.2),
+        zero_sink_values(first),
+    ):
+        with pytest.raises(ValueError, match="made for another model"):
+            second.run_with_hooks(ids, fwd_hooks=hooks)
+        second.run_with_hooks(ids, fwd_hooks=[])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_the_default_data_type_changes_nothing(model, dtype):
+    ids = tokens(3, 20)
+    usual = analyze(model, ids, progress=False)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found = analyze(model, ids, progress=False)
+    finally:
+        torch.set_default_dtype(before)
+    xr.testing.assert_allclose(found, usual, rtol=1e-4)

@@ -470,3 +470,8 @@ def _as_to_tokens(model: Any) -> None:
     for batch in long:
         logits = model(batch.tokens, attention_mask=batch.attention_mask.to(torch.int64))
         assert logits.shape[:2] == batch.tokens.shape
+
+
+def test_half_a_surrogate_pair_is_shown() -> None:
+    with pytest.raises(ValueError, match="half a surrogate pair at character 4"):
+        list(token_batches(["the cat", "cat \ud800 sat"], letters_model()))

@@ -8,6 +8,7 @@ import torch
 from zoo.architectures import build_bridge, build_hooked, enlarge
 from zoo.matrix import BY_ARCH
 
+from tl_geometry import Probe
 from tl_geometry.hooks import attention_sites, doctor
 
 
@@ -119,10 +120,34 @@ def test_keys_hidden_by_another_mask_are_noted():
     mask = torch.zeros(12, 12)
     mask[6:, :6] = float("-inf")  # chunks of six
     model.blocks[0].attn.hook_attn_scores.add_hook(lambda scores, **_: scores + mask)
-    layer = doctor(model).layers[0]
-    assert layer.verdict == "exact"
-    assert "the mask may hide more" in layer.note
+    report = doctor(model)
+    assert report.layers[0].verdict == "exact"
+    assert "the mask may hide more" in report.layers[0].note
+    assert [layer.hides_more for layer in report.layers] == [True, False]
+    assert "layers 0: the mask may hide more" in report.warnings[0]
+    with pytest.warns(UserWarning, match="chunks, prefixes"):
+        Probe(model)
     model.reset_hooks()
+
+
+@pytest.mark.bridge
+@pytest.mark.parametrize("chunk", [4, 32])
+def test_attention_in_chunks_is_refused_even_if_the_probe_is_shorter(chunk):
+    model = build_bridge("llama", num_hidden_layers=1)
+    config = model.blocks[0].attn.original_component.config
+    config.layer_types, config.attention_chunk_size = ["chunked_attention"], chunk
+    layer = doctor(model).layers[0]
+    assert layer.verdict == "unsupported"
+    assert f"chunks of {chunk} tokens" in layer.reason
+
+
+@pytest.mark.bridge
+def test_a_constant_behind_the_output_hook_is_known():
+    """As in Falcon-H1, whose blocks weigh attention against a state-space branch."""
+    model = build_bridge("llama", num_hidden_layers=1)
+    model.blocks[0].original_component.attn_out_multiplier = 0.5
+    layer = doctor(model).layers[0]
+    assert (layer.verdict, layer.output_scale) == ("scaled", 0.5)
 
 
 PROCESSING = ("folded_layer_norm", "folded_value_biases", "centered_writing_weights")

@@ -20,7 +20,7 @@ from tl_geometry.analysis.results import model_provenance
 from tl_geometry.arguments import one_of
 from tl_geometry.data import resolve_bos
 from tl_geometry.data.bos import bos_id
-from tl_geometry.data.limits import check_length, check_vocabulary, model_context
+from tl_geometry.data.limits import check_length, check_text, check_vocabulary, model_context
 from tl_geometry.hooks import AttentionSite, Doctor, attention_sites, doctor, select_sites
 from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.hooks.capture import capture_hooks
@@ -192,6 +192,7 @@ def prompt_tokens(
             raise ValueError("text is a string, but the model has no tokenizer; pass token ids")
         if not text.strip():
             raise ValueError("text must hold one prompt of at least one token, got an empty text")
+        check_text(text)
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         opening = bos_id(model) if resolve_bos(model, prepend_bos).prepend else None
         tokens = torch.tensor(ids if opening is None else [opening, *ids], dtype=torch.int64)

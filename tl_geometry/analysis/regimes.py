@@ -156,6 +156,6 @@ def _offsets(
     )
     bins = torch.where(offset < 0, 0, bins)
     counted = (category >= 0).to(torch.float32)
-    counts = torch.zeros(*position.shape[:2], _LAST_BIN + 2, device=position.device)
+    counts = counted.new_zeros(*position.shape[:2], _LAST_BIN + 2)
     counts.scatter_add_(-1, bins, counted)
     return counts / counted.sum(-1, keepdim=True)

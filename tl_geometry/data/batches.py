@@ -13,6 +13,7 @@ from tl_geometry.data.items import Block, Row, TokenData, count_documents, read_
 from tl_geometry.data.limits import (
     check_length,
     check_takes_tokens,
+    check_text,
     check_vocabulary,
     model_context,
     padding_warning,
@@ -154,6 +155,7 @@ class BatchStream(Iterable[Batch]):
         if not text.strip():
             self._skip("empty text")
             return
+        check_text(text)
         ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"]).to(torch.int64)
         check_vocabulary(ids, self._model, "the tokenizer's output")
         opening = torch.tensor([] if self._bos_id is None else [self._bos_id], dtype=torch.int64)

@@ -55,6 +55,21 @@ def check_length(
     raise ValueError(f"{given} n_ctx={n_ctx}; pass n_ctx={length}, or cut them into rows")
 
 
+def check_text(text: str) -> None:
+    """Refuse half a surrogate pair, which no tokenizer takes.
+
+    Raises: ValueError that shows where it stands.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.start + 20]
+        raise ValueError(
+            f"a text holds half a surrogate pair at character {error.start} (in {around!r}): decode it anew, or "
+            "leave it out"
+        ) from error
+
+
 def check_vocabulary(tokens: Int64[Tensor, "*batch pos"], model: Any, name: str) -> None:
     """Raise ValueError for an id that the model cannot embed, at padded positions too."""
     size = vocabulary_size(model)

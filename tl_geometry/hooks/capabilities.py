@@ -117,12 +117,22 @@ def _size(tensor: Tensor) -> float:
 def _warnings(
     reports: Sequence[LayerReport], processing: Mapping[str, bool | str | None]
 ) -> Iterable[str]:
+    hiding = [str(r.layer) for r in reports if r.hides_more and r.supported]
+    if hiding:
+        yield (
+            f"layers {_some(hiding)}: the mask may hide more than causality and window say (chunks, prefixes); "
+            "such keys count as available"
+        )
     lossy = [r for r in reports if r.row_sum_min == r.row_sum_min and not r.rows_sum_to_one]
     if lossy and processing["folded_value_biases"]:
-        shown = ", ".join(str(r.layer) for r in lossy[:4]) + (", ..." if len(lossy) > 4 else "")
+        shown = _some([str(r.layer) for r in lossy])
         yield (
             f"attention rows of layers {shown} sum to less than 1 (learned sinks), but value "
             "biases were folded into b_O as if they summed to 1, so the model's outputs are off; "
             "give fold_value_biases=False where the weights are processed (from_pretrained or "
             "enable_compatibility_mode)"
         )
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")

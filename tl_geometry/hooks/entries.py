@@ -25,12 +25,25 @@ def hook_entries(model: Any, functions: Mapping[str, HookFunction]) -> list[FwdH
     The bridge of TransformerLens 3 collects all of its hooks anew for every entry of the list, which
     costs more than a forward of a small model. So it gets one entry: a filter over the names that
     the hook points themselves carry.
+
+    Raises: ValueError while another model runs them, even one of the same shape.
     """
     points = model.hook_dict
+    own = {name: partial(_on_own, points[name], function) for name, function in functions.items()}
     if points is model.hook_dict:
-        return list(functions.items())
-    by_point = {points[name].name: function for name, function in functions.items()}
+        return list(own.items())
+    by_point = {points[name].name: function for name, function in own.items()}
     return [(by_point.__contains__, partial(_dispatch, by_point))]
+
+
+def _on_own(point: Any, function: HookFunction, tensor: Tensor, hook: Any) -> Tensor | None:
+    """Call a function at the hook point of its own model only: its weights are those of no other."""
+    if hook is not point and isinstance(hook, type(point)):
+        raise ValueError(
+            f"these hooks were made for another model than the one that runs them (at {hook.name}): make "
+            "them anew, from the model that runs"
+        )
+    return function(tensor, hook)
 
 
 def _dispatch(

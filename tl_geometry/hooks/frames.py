@@ -52,4 +52,4 @@ class Frames:
 def _checksum(weight: Tensor) -> Tensor:
     """A number that changes with any edit, permutations included."""
     flat = weight.detach().flatten().float()
-    return flat @ torch.linspace(1, 2, len(flat), device=flat.device).square()
+    return flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device).square()

@@ -13,6 +13,7 @@ from tl_geometry.hooks.outputs import judge_output
 from tl_geometry.hooks.probe_run import KINDS, Recording
 from tl_geometry.hooks.report import LayerReport
 from tl_geometry.hooks.sites import AttentionSite
+from tl_geometry.hooks.windows import attention_chunk
 
 __all__ = ["attention_implementation", "judge"]
 
@@ -44,10 +45,15 @@ def judge(site: AttentionSite, base: Recording) -> LayerReport:
     clip = lasting_clip(site, v)
     if clip:
         return dataclasses.replace(report, verdict="clipped", reason=clip)
+    chunk = attention_chunk(site.module)
+    if chunk is not None:
+        reason = f"attends in chunks of {chunk} tokens, so that most earlier keys are hidden; {_LEAVE_OUT}"
+        return dataclasses.replace(report, reason=f"the layer {reason}")
     beyond, note = _visibility(site, pattern, report.causal)
     if beyond:
         return dataclasses.replace(report, reason=beyond)
-    return judge_output(site, base, dataclasses.replace(report, note=note))
+    report = dataclasses.replace(report, note=note, hides_more=bool(note))
+    return judge_output(site, base, report)
 
 
 def _not_fired(site: AttentionSite, base: Recording) -> str:

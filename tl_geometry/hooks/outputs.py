@@ -27,6 +27,9 @@ def judge_output(site: AttentionSite, base: Recording, report: LayerReport) -> L
         return _good(report, "exact", float("nan"), note)
     error = mismatch(expected, out)
     if error <= allowed:
+        constant = _constant_behind(site)
+        if constant != 1:
+            return dataclasses.replace(_good(report, "scaled", error), output_scale=constant)
         return _good(report, "exact", error)
     norm = site.post_norm
     if norm is not None:
@@ -48,6 +51,12 @@ def judge_output(site: AttentionSite, base: Recording, report: LayerReport) -> L
         "norm of the block and no constant factor explains it; leave the layer out with layers="
     )
     return dataclasses.replace(report, output_error=error, reason=reason)
+
+
+def _constant_behind(site: AttentionSite) -> float:
+    """What the block multiplies its attention's output by, where that happens behind the output hook (Falcon-H1)."""
+    block = getattr(site.block, "original_component", site.block)
+    return float(getattr(block, "attn_out_multiplier", 1.0))
 
 
 def _good(report: LayerReport, verdict: str, error: float, note: str = "") -> LayerReport:

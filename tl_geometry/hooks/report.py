@@ -35,7 +35,8 @@ class LayerReport:
 
     Errors are relative to the largest magnitude of z and of the output. `edits` says whether a
     hook that returns a new tensor changes what follows it (None: not probed). `note` holds remarks
-    that change nothing in the verdict.
+    that change nothing in the verdict. `hides_more`: keys that causality and window leave get no weight
+    from any head, as if the mask hid more.
     """
 
     layer: int | str
@@ -45,6 +46,7 @@ class LayerReport:
     note: str = ""
     causal: bool = False
     window: int | None = None
+    hides_more: bool = False
     rows_sum_to_one: bool = False
     row_sum_min: float = float("nan")
     decomposition_error: float = float("nan")

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["sliding_window"]
+__all__ = ["attention_chunk", "sliding_window"]
+
+
+def attention_chunk(module: nn.Module) -> int | None:
+    """Length of the chunks that a layer attends in (Llama 4): a query sees the earlier keys of its own chunk only."""
+    inner = getattr(module, "original_component", None)
+    config = getattr(inner, "config", None)
+    types, layer = getattr(config, "layer_types", None), getattr(inner, "layer_idx", None)
+    if types is None or not isinstance(layer, int) or layer >= len(types):
+        return None
+    return (
+        _positive(getattr(config, "attention_chunk_size", None))
+        if "chunk" in types[layer]
+        else None
+    )
 
 
 def sliding_window(module: nn.Module) -> int | None:

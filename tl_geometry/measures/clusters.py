@@ -237,6 +237,7 @@ def random_rankings(
     for document in geometry.documents:
         mixed = ((seed * _MIX + geometry.layer) * _MIX + document) % 2**63
         generator = torch.Generator().manual_seed(mixed)
-        drawn.append(torch.rand(geometry.n_keys, repeats, n_rows, generator=generator))
+        shape = (geometry.n_keys, repeats, n_rows)
+        drawn.append(torch.rand(shape, generator=generator, dtype=torch.float32))
     scores = upload(torch.stack(drawn), rank.device).permute(2, 0, 3, 1)
     return scores.gather(-1, rank.clamp(min=0)[None, :, None].expand(scores.shape))

@@ -54,7 +54,9 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
     """The tensor on a device; one of the host gets there without waiting for what the device is doing."""
     device = torch.device(device)
     if x.device.type != "cpu" or device.type in ("cpu", "mps"):
-        return x.to(device)  # a copy to MPS that nobody waits for may read memory that is free again
+        return x.to(
+            device
+        )  # a copy to MPS that nobody waits for may read memory that is free again
     if device.type == "cuda":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)

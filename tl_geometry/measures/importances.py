@@ -100,14 +100,16 @@ def document_noise(
     batch = len(real_queries)
     if len(documents) != batch:
         raise ValueError(f"documents names {len(documents)} rows, but the batch has {batch}")
-    drawn = torch.zeros(batch, n_heads, real_queries.shape[1], real_keys.shape[1])
+    shape = (batch, n_heads, real_queries.shape[1], real_keys.shape[1])
+    drawn = torch.zeros(shape, dtype=torch.float32)
     # Both in one copy from the device.
     real, n = torch.cat([real_queries, real_keys], -1).cpu(), real_queries.shape[1]
     for row, document in enumerate(documents):
         queries, keys = (part.nonzero().flatten() for part in (real[row, :n], real[row, n:]))
         mixed = ((seed * _MIX + layer) * _MIX + int(document)) % 2**63
         generator = torch.Generator().manual_seed(mixed)
-        numbers = torch.rand(n_heads, len(queries), len(keys), generator=generator)
+        shape = (n_heads, len(queries), len(keys))
+        numbers = torch.rand(shape, generator=generator, dtype=torch.float32)
         if numbers.shape == drawn.shape[1:]:
             drawn[row] = numbers
         else:

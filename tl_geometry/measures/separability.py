@@ -100,7 +100,7 @@ def separability(
     runs = [
         score_rows(
             geometry, rows, real, sizes, rank_by=rank_by, exclude_sink=exclude_sink, distance=distance, space=space,
-            random=torch.rand(shape, generator=drawn, device=pattern.device),
+            random=torch.rand(shape, generator=drawn, device=pattern.device, dtype=torch.float32),
         )
         for _ in range(repeats)
     ]  # fmt: skip
