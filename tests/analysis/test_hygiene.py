@@ -455,12 +455,11 @@ def test_hooks_of_another_model_of_the_same_shape_are_refused(build):
         second.run_with_hooks(ids, fwd_hooks=[])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_the_default_data_type_changes_nothing(model, dtype):
+def test_the_default_data_type_changes_nothing(model):
     ids = tokens(3, 20)
     usual = analyze(model, ids, progress=False)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.float64)
     try:
         found = analyze(model, ids, progress=False)
     finally:

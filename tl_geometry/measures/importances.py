@@ -100,8 +100,8 @@ def document_noise(
     batch = len(real_queries)
     if len(documents) != batch:
         raise ValueError(f"documents names {len(documents)} rows, but the batch has {batch}")
-    shape = (batch, n_heads, real_queries.shape[1], real_keys.shape[1])
-    drawn = torch.zeros(shape, dtype=torch.float32)
+    whole = (batch, n_heads, real_queries.shape[1], real_keys.shape[1])
+    drawn = torch.zeros(whole, dtype=torch.float32)
     # Both in one copy from the device.
     real, n = torch.cat([real_queries, real_keys], -1).cpu(), real_queries.shape[1]
     for row, document in enumerate(documents):
