@@ -211,7 +211,7 @@ def test_a_file_in_place_is_never_written_into(path, monkeypatch):
 
 def test_left_overs_of_a_killed_write_are_cleared_away(path):
     written(path)
-    for name in (".run.json.abc.tmp", ".other.json.abc.tmp"):
+    for name in (".run.json.0123456789abcdef.tmp", ".other.json.abc.tmp"):
         (path.parent / name).write_text("half a fi")
     with Checkpoint(path, SETTINGS, resume=True):
         pass

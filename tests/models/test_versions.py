@@ -33,7 +33,7 @@ def installed(monkeypatch):
     versions.check_transformer_lens.cache_clear()
 
 
-@pytest.mark.parametrize("number", ["2.16.0", "2.18.0", "3.9.0", "3.9.4", "4.3.0rc1", None])
+@pytest.mark.parametrize("number", ["2.18.0", "3.9.0", "3.9.4", "4.3.0rc1", None])
 def test_known_releases_and_none_pass_in_silence(number, installed):
     installed(number)
     with warnings.catch_warnings():
@@ -41,12 +41,12 @@ def test_known_releases_and_none_pass_in_silence(number, installed):
         versions.check_transformer_lens()
 
 
-@pytest.mark.parametrize("number", ["2.17.0", "3.12.0", "4.9.1", "4.10.0.dev3", "0.0.0", "main"])
+@pytest.mark.parametrize(
+    "number", ["2.16.0", "2.17.0", "3.12.0", "4.9.1", "4.10.0.dev3", "0.0.0", "main"]
+)
 def test_an_unknown_minor_version_warns_once(number, installed):
     installed(number)
-    with pytest.warns(
-        UserWarning, match=rf"{number} was never tested .* only 2\.16, 2\.18, 3\.9, 4\.3"
-    ):
+    with pytest.warns(UserWarning, match=rf"{number} was never tested .* only 2\.18, 3\.9, 4\.3"):
         versions.check_transformer_lens()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -98,6 +98,10 @@ class RunCheckpoint(CheckpointFile):
         self._last = self._in_file = _Copy()
         self._passed = _Progress()  # of the batches that were shown in this run
 
+    def __enter__(self) -> RunCheckpoint:
+        self.enter()
+        return self
+
     def finished(self, batches: Iterable[Batch]) -> xr.Dataset | None:
         """The result, if the run had come to its end; the data are read for a comparison.
 

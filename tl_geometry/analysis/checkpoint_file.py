@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from tl_geometry.analysis.files import sole_writer
 
 __all__ = ["CheckpointFile", "DamagedCheckpointError"]
-
-_Self = TypeVar("_Self", bound="CheckpointFile")
 
 
 class DamagedCheckpointError(ValueError):
@@ -72,14 +70,14 @@ class CheckpointFile(ABC):
             self.write(self.path)
             self.unsaved = False
 
-    def __enter__(self: _Self) -> _Self:
+    def enter(self) -> None:
+        """Take the lock, and what the file holds; for `__enter__`."""
         if self.path is not None:
             with ExitStack() as stack:
                 stack.enter_context(sole_writer(self.path))
                 if self.path.exists():
                     self._go_on(self.path)
                 self._open = stack.pop_all()
-        return self
 
     def __exit__(
         self,

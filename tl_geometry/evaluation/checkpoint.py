@@ -38,6 +38,10 @@ class Checkpoint(CheckpointFile):
         self._units: dict[str, list[float]] = {}
         self._written = float("-inf")
 
+    def __enter__(self) -> Checkpoint:
+        self.enter()
+        return self
+
     def __contains__(self, unit: str) -> bool:
         return unit in self._units
 

@@ -143,7 +143,10 @@ def _visibility(site: AttentionSite, pattern: Tensor, causal: bool) -> tuple[str
             f"the layer declares a window of {site.window}, but keys further back get weight "
             f"{beyond:.2g}; {_LEAVE_OUT}"
         ), ""
-    hidden = (visible & (weight == 0)).nonzero()
+    attending = (
+        weight.sum(-1, keepdim=True) > 0
+    )  # rows of NaN scores, which some models show as zeros, say nothing
+    hidden = (visible & attending & (weight == 0)).nonzero()
     if len(hidden):
         query, key = hidden[-1].tolist()
         return "", (

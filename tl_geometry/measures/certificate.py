@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.arguments import one_of, real_number
@@ -33,6 +34,8 @@ from tl_geometry.measures.separability import (
 )
 
 Range = tuple[float | int, float | int]
+Bounds: TypeAlias = Sequence[float | int] | NDArray[Any] | Tensor
+"""A range (low, high), in whatever holds two numbers."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ def sink_aware_certificate(
     W_O: Float[Tensor, "head d_head d_model"] | None = None,
     *,
     top_n: Sequence[int] | int = TOP_N,
-    cosine: Range | None = None,
-    sink_cosine: Range | None = None,
+    cosine: Bounds | None = None,
+    sink_cosine: Bounds | None = None,
     sink_norm_ratio: float | int | None = None,
     space: Space = "head",
     queries: Literal["all", "last"] | int | Tensor = "all",
