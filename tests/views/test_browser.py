@@ -22,7 +22,6 @@ from tl_geometry.views.report import report
 __all__ = ["browser"]  # the fixture
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-EVIL = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 COUNT = """() => {
   const start = performance.now();
   let sum = 0;
@@ -97,17 +96,6 @@ def test_a_layer_and_a_size_can_be_chosen(browser: Any, tmp_path: Path) -> None:
         assert words in str(node.get_attribute("aria-label"))
     shown = visit.page.evaluate("document.getElementById('separability-layers').data[1].y")
     assert shown == pytest.approx(ds["f_score"].sel(top_n=16).mean("head").values, abs=1e-4)
-    visit.check()
-
-
-def test_hostile_tokens_and_names_are_inert(browser: Any, tmp_path: Path) -> None:
-    tokens = [EVIL, "\u202eevil", "\x00\x1b[31m", "'\"`{{7*7}}", "a" * 300]
-    ds = make_dataset(
-        2, 2, tokens=tokens, layers=[EVIL, "<b>x</b>"], model_name=EVIL, warnings=[EVIL]
-    )
-    visit = Visit(browser, report(ds, tmp_path / "report.html", title=EVIL))
-    assert visit.page.locator("h1").inner_text() == EVIL
-    assert visit.page.locator("main script[src], main b").count() == 0
     visit.check()
 
 

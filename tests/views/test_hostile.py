@@ -57,7 +57,7 @@ def in_reading_order(visit: Visit, selector: str) -> bool:
 def test_the_report_of_hostile_tokens_and_names(browser: Any, tmp_path: Path) -> None:
     """The same page as with plain words, also after a file; every text is on it, spelt out."""
     names = {
-        "layers": [NAME, "\u05d0" + "y" * 10_000],
+        "layers": [NAME, "\u05d0" + "y" * 1_000],
         "model_name": NAME,
         "warnings": [NAME, *TEXTS],
     }

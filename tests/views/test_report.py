@@ -52,7 +52,7 @@ def all_nan() -> xr.Dataset:
 CASES: dict[str, Any] = {
     "one head": lambda: make_dataset(1, 1, n_tokens=3),
     "usual": lambda: make_dataset(30, 9, n_tokens=48),
-    "large": lambda: make_dataset(80, 64, n_examples=0),
+    "large": lambda: make_dataset(48, 40, n_examples=0),
     "string labels": lambda: make_dataset(2, 2, layers=["encoder.0.attn", "decoder.0.cross"]),
     "all missing": all_nan,
     "one variable": lambda: make_dataset()[["sink_rate"]],
