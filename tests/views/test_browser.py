@@ -100,7 +100,7 @@ def test_a_layer_and_a_size_can_be_chosen(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [{"n_layers": 80, "n_heads": 64, "n_examples": 0}, {"blank_layers": (0, 1, 2, 3)}]
+    "shape", [{"n_layers": 64, "n_heads": 40, "n_examples": 0}, {"blank_layers": (0, 1, 2, 3)}]
 )
 def test_extreme_results_open(browser: Any, tmp_path: Path, shape: dict[str, Any]) -> None:
     visit = Visit(browser, report(make_dataset(**shape), tmp_path / "report.html"))
