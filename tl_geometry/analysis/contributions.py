@@ -98,15 +98,15 @@ def _sums(geometry: AttentionGeometry, mode: Mode) -> tuple[Tensor, Tensor, Tens
     Blocks of rows keep the temporaries in cache; sum |c| and sum c give the negative part without
     another pass.
     """
-    inverse = 1 / torch.where(geometry.value_norms > 0, geometry.value_norms, torch.inf)
+    lengths = geometry.value_norms
+    inverse = (1 / torch.where(lengths > 0, lengths, torch.inf)).unsqueeze(-2)
     absolute, distance, cosine = [], [], []
-    for rows, keys in geometry.spans():
+    for rows, keys in geometry.spans(copies=4):
         c = geometry.contributions(mode, rows, keys)
-        absolute.append(torch.linalg.vector_norm(c, 1, dim=-1))
+        absolute.append(c.abs().sum(-1))
         if mode == "intra":
-            cosine.append((c @ inverse[..., keys].unsqueeze(-1)).squeeze(-1))
-            c.sub_(geometry.pattern[:, :, rows, keys])
-            distance.append(torch.linalg.vector_norm(c, 1, dim=-1))
+            cosine.append((c * inverse[..., keys]).sum(-1))
+            distance.append(c.sub_(geometry.pattern[:, :, rows, keys]).abs_().sum(-1))
     negative = (torch.cat(absolute, -1) - geometry.contribution_sums(mode)) / 2
     if mode == "inter":
         return negative, negative, negative

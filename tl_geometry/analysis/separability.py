@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,12 @@ from torch import Tensor
 from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
 from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.measures.certificate import certify_rows
-from tl_geometry.measures.clusters import SeparabilityScores, random_rankings, score_rows
+from tl_geometry.measures.clusters import (
+    SeparabilityScores,
+    random_rankings,
+    row_blocks,
+    score_rows,
+)
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.separability import TOP_N, checked_sizes, inversion_bounds
 
@@ -44,8 +50,9 @@ class Separability(Accumulator):
 
     Args:
         top_n: sizes N of the selected set.
-        queries: evenly spaced queries per document that are scored, by the control too.
+        queries: evenly spaced queries per document that are scored.
         repeats: random rankings per query for the control.
+        control_queries: evenly spaced queries per document for the control, ``queries`` at most.
         seed: of the control; the same document gets the same rankings in any batch.
     """
 
@@ -71,11 +78,13 @@ class Separability(Accumulator):
         *,
         queries: int = 64,
         repeats: int = 1,
+        control_queries: int = 16,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.queries = whole_number("queries", queries, 1)
         self.repeats = whole_number("repeats", repeats, 1)
+        self.control_queries = whole_number("control_queries", control_queries, 1)
         self.seed = whole_seed(seed)
         self.top_n = checked_sizes(top_n)
         if len(set(self.top_n)) < len(self.top_n):
@@ -89,17 +98,18 @@ class Separability(Accumulator):
             "top_n": list(self.top_n),
             "queries": self.queries,
             "repeats": self.repeats,
+            "control_queries": self.control_queries,
             "seed": self.seed,
         }
 
     def measure(self, geometry: AttentionGeometry) -> Measured:
         """One number per document and head for each variable."""
-        rows, real = geometry.spread_rows(self.queries)
-        scores = score_rows(geometry, rows, real, self.top_n)
-        found = _means(scores, "")
-        found |= _means(
-            score_rows(geometry, rows, real, self.top_n, exclude_sink=True, inversions=False),
-            "_no_sink",
+        rows, real = geometry.spread_rows(min(self.queries, geometry.n_queries))
+        blocks = list(row_blocks(geometry, rows, real, self.top_n))
+        score = partial(score_rows, geometry, sizes=self.top_n, margins=False)
+        scores = score(blocks)
+        found = _means(scores, "") | _means(
+            score(blocks, exclude_sink=True, inversions=False), "_no_sink"
         )
         known = ~scores.f_score.isnan()
         found["separable_share"] = _mean(
@@ -108,13 +118,14 @@ class Separability(Accumulator):
         found["inversion_bound"] = _mean(inversion_bounds(scores.inversions, self.top_n)[2])
         found["separability_rows"] = known.sum(2)
         if geometry.sinks.shape[1] == 1 and geometry.sink_keys[0].shape[-1] == 1:
-            found["certificate"] = _mean(certify_rows(geometry, rows, real, self.top_n).f_score)
-        rankings = random_rankings(geometry, self.queries, self.repeats, self.seed)
-        control = score_rows(
-            geometry,
-            rows.repeat(1, self.repeats),
-            real.repeat(1, self.repeats),
-            self.top_n,
+            found["certificate"] = _mean(certify_rows(geometry, blocks, self.top_n).f_score)
+        n = min(self.control_queries, self.queries)
+        rows, real = geometry.spread_rows(n)
+        rankings = random_rankings(geometry, n, self.repeats, self.seed)
+        control = score(
+            row_blocks(
+                geometry, rows.repeat(1, self.repeats), real.repeat(1, self.repeats), self.top_n
+            ),
             rank_by="random",
             random=rearrange(rankings, "repeat batch row key -> batch (repeat row) key"),
             inversions=False,

@@ -8,7 +8,7 @@ the others. Pairs whose bounds overlap are possible inversions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.arguments import one_of, real_number
-from tl_geometry.measures.clusters import ULPS
+from tl_geometry.measures.clusters import ULPS, RowBlock, hide_selected, row_blocks
+from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.ranking import top_keys
+from tl_geometry.measures.ranking import sort_rows, top_keys
 from tl_geometry.measures.regimes import Space
 from tl_geometry.measures.scaling import full_precision, power_of_two, safe_norm, scale
 from tl_geometry.measures.separability import (
@@ -120,7 +121,7 @@ def sink_aware_certificate(
         )
     rows, real = select_rows(geometry, queries)
     return certify_rows(
-        geometry, rows, real, sizes,
+        geometry, row_blocks(geometry, rows, real, sizes), sizes,
         cosine=cosine, sink_cosine=sink_cosine, sink_norm_ratio=sink_norm_ratio, space=space,
     )  # fmt: skip
 
@@ -141,8 +142,7 @@ def _range(name: str, bounds: Any) -> Range | None:
 
 def certify_rows(
     geometry: AttentionGeometry,
-    rows: Int[Tensor, "batch row"],
-    real: Bool[Tensor, "batch row"],
+    blocks: Iterable[RowBlock],
     sizes: tuple[int, ...],
     *,
     cosine: Range | None = None,
@@ -158,17 +158,12 @@ def certify_rows(
     bounds = _Bounds(
         *(geometry.per_head(bound) for bound in _bounds(geometry, values, cosine, sink_cosine))
     )
-    sinks = geometry.sinks.expand(-1, geometry.n_heads, -1).unsqueeze(-2)
-    blocks = []
-    for part in geometry.blocks(rows.shape[1]):
-        alpha = geometry.take_rows(geometry.pattern, rows[:, part])
-        keep = geometry.take_rows(geometry.available, rows[:, part])
-        keep = keep & real[:, None, part, None]
-        blocks.append(
-            _possible_inversions(torch.where(keep, alpha, 0), keep, lengths, sinks, bounds, sizes)
-        )
-    inversions = torch.cat(blocks, 2)
-    return Certificate(*inversion_bounds(inversions, sizes), inversions, rows)
+    parts, rows = [], []
+    for block in blocks:
+        parts.append(_possible_inversions(geometry, block, lengths, bounds, sizes))
+        rows.append(block.rows)
+    inversions = torch.cat(parts, 2)
+    return Certificate(*inversion_bounds(inversions, sizes), inversions, torch.cat(rows, 1))
 
 
 def _lengths(
@@ -208,60 +203,61 @@ def _bounds(
 
 def _pair_range(geometry: AttentionGeometry, unit: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest and largest cosine between two different values that are no sinks (0 where there are no two)."""
-    low, high = (
-        torch.full_like(unit[..., 0, 0], torch.inf),
-        torch.full_like(unit[..., 0, 0], -torch.inf),
-    )
+    low, high = [], []
+    # Infinities move the pairs that do not count out of the way of either extreme.
+    away = torch.zeros_like(unit[..., 0]).masked_fill_(~others, torch.inf)
     for part in geometry.blocks(geometry.n_keys):
         cosines = unit[:, :, part] @ unit.transpose(-1, -2)
-        pair = others[:, :, part, None] & others[:, :, None, :]
-        place = torch.arange(geometry.n_keys, device=unit.device)
-        pair = pair & (place[part, None] != place)
-        low = torch.minimum(low, torch.where(pair, cosines, torch.inf).amin((-1, -2)))
-        high = torch.maximum(high, torch.where(pair, cosines, -torch.inf).amax((-1, -2)))
-    none = low > high
-    return low.masked_fill(none, 0), high.masked_fill(none, 0)
+        for found, sign, smallest in ((low, 1, torch.amin), (high, -1, torch.amax)):
+            pairs = cosines + sign * away.unsqueeze(-2)
+            pairs.diagonal(offset=part.start, dim1=-2, dim2=-1).fill_(sign * torch.inf)
+            extreme = smallest(pairs, -1) + sign * away[:, :, part]
+            found.append(smallest(extreme, -1))
+    smallest, largest = torch.stack(low).amin(0), torch.stack(high).amax(0)
+    none = smallest > largest
+    return smallest.masked_fill(none, 0), largest.masked_fill(none, 0)
 
 
 def _possible_inversions(
-    alpha: Tensor,
-    keep: Tensor,
-    lengths: Tensor,
-    sinks: Tensor,
+    geometry: AttentionGeometry,
+    block: RowBlock,
+    lengths: Float[Tensor, "batch head key"],
     bounds: _Bounds,
     sizes: tuple[int, ...],
 ) -> Float[Tensor, "batch head row top_n"]:
-    q = alpha * lengths.unsqueeze(-2)
+    """Pairs whose bounds overlap, for all sizes together."""
+    alpha, keep = block.alpha, block.keep
+    q = alpha * lengths[..., None, block.keys]
     order = top_keys(alpha, keep, min(max(sizes), alpha.shape[-1]))
-    best_q = q.gather(-1, order)
-    best_is_sink = sinks.expand_as(q).gather(-1, order)
-    q_sink = (q * sinks).sum(-1, keepdim=True)
-    count = keep.sum(-1)
-    found = []
-    for size in sizes:
-        n = min(size, order.shape[-1])
-        chosen, is_sink = best_q[..., :n], best_is_sink[..., :n]
-        total = torch.where(is_sink, 0, chosen).sum(-1, keepdim=True)
-        pull = torch.where(is_sink.any(-1, keepdim=True), q_sink, 0)
-        upper = torch.where(
-            is_sink,
-            -chosen.square() - 2 * chosen * bounds.sink_low * total,
-            -chosen.square()
-            - 2 * chosen * (bounds.low * (total - chosen) + pull * bounds.sink_low),
-        )
-        lower = torch.where(
-            sinks,
-            q.square() - 2 * q * bounds.sink_high * total,
-            q.square() - 2 * q * (bounds.high * total + pull * bounds.sink_high),
-        )
-        lower = lower.masked_fill(~keep, torch.inf).scatter(-1, order[..., :n], torch.inf)
-        slack = (
-            4
-            * ULPS
-            * torch.finfo(q.dtype).eps
-            * ((total + pull).square() + q.amax(-1, keepdim=True).square())
-        )
-        reach = (upper.sort(dim=-1).values + slack).contiguous()
-        inversions = (n - torch.searchsorted(reach, lower)).sum(-1).to(q.dtype)
-        found.append(inversions.masked_fill(count <= size, torch.nan))
-    return torch.stack(found, -1)
+    n = constants(sizes, q)
+    chosen = torch.arange(order.shape[-1], device=order.device) < n.unsqueeze(-1)
+    sinks = geometry.sinks[..., None, block.keys].expand(*q.shape[:2], 1, -1)
+    is_sink = sinks.expand_as(q).gather(-1, order)
+    best = q.gather(-1, order)
+    others = best.masked_fill(is_sink, 0)
+    last = [min(size, order.shape[-1]) - 1 for size in sizes]
+    total = others.cumsum(-1)[..., last].unsqueeze(-1)
+    q_sink = (q * sinks.to(q.dtype)).sum(-1, keepdim=True)
+    pull = (q_sink * (is_sink.cumsum(-1)[..., last] > 0)).unsqueeze(-1)
+    low, high, sink_low, sink_high = (x.unsqueeze(-1) for x in vars(bounds).values())
+    best = best.unsqueeze(-2)
+    upper = -best.square() - 2 * best * torch.where(
+        is_sink.unsqueeze(-2), sink_low * total, low * (total - best) + pull * sink_low
+    )
+    wide = q.unsqueeze(-2)
+    lower = (wide - 2 * (high * total + pull * sink_high)).mul_(wide)
+    # A sink among the unselected is bounded by its own cosines.
+    own = q_sink.unsqueeze(-1) * (q_sink.unsqueeze(-1) - 2 * sink_high * total)
+    for key, real in zip(*(x.unbind(-1) for x in geometry.sink_keys), strict=True):
+        key = key[..., None, None, None].expand(*lower.shape[:-1], 1)
+        known = real[..., None, None, None] & (key < q.shape[-1])
+        key = key.clamp(max=q.shape[-1] - 1)
+        lower.scatter_(-1, key, torch.where(known, own, lower.gather(-1, key)))
+    lower.add_(torch.zeros_like(keep, dtype=q.dtype).masked_fill_(~keep, torch.inf).unsqueeze(-2))
+    hide_selected(lower, order, sizes)
+    slack = 4 * ULPS * torch.finfo(q.dtype).eps * (
+        (total + pull).square() + q.amax(-1, keepdim=True).square().unsqueeze(-1)
+    )
+    reach = (upper + slack).masked_fill(~chosen, -torch.inf)
+    inversions = torch.searchsorted(sort_rows(lower), reach, right=True).sum(-1).to(q.dtype)
+    return inversions.masked_fill(keep.sum(-1).unsqueeze(-1) <= n, torch.nan)

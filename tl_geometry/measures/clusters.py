@@ -1,21 +1,23 @@
 """The scoring behind separability: selected contributions around their sum, a block of rows at a time.
 
-No tensor of shape ``query key d_head`` and no sort over keys: the N best come from a partial selection, their sums from
-a cumulative sum over the selected values, and the order of distances from D^2 - |s|^2 = |y|^2 - 2 <y, s>.
+No tensor of shape ``query key d_head``: the N best come from a partial selection, their sums for all N from one small
+product, and the order of distances from D^2 - |s|^2 = |y|^2 - 2 <y, s>.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_geometry.measures.devices import upload
+from tl_geometry.measures.devices import constants, upload
 from tl_geometry.measures.geometry import AttentionGeometry
-from tl_geometry.measures.ranking import top_keys
+from tl_geometry.measures.ranking import sort_rows, top_keys
 from tl_geometry.measures.regimes import Space
 from tl_geometry.measures.scaling import power_of_two, scale, scaled_length
 
@@ -60,10 +62,48 @@ class SeparabilityScores:
     f_high: Float[Tensor, "batch head query top_n"] | None = None
 
 
-def score_rows(
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of each document, taken from the pattern, with all keys that any of them may use.
+
+    Attributes:
+        part: which of the chosen rows these are.
+        rows: positions of their queries.
+        alpha: their attention, 0 outside ``keep``.
+        keep: entries that count.
+    """
+
+    part: slice
+    rows: Int[Tensor, "batch row"]
+    alpha: Float[Tensor, "batch head row some_keys"]
+    keep: Bool[Tensor, "batch head_or_1 row some_keys"]
+
+    @property
+    def keys(self) -> slice:
+        """The keys that stand in the block."""
+        return slice(0, self.alpha.shape[-1])
+
+
+def row_blocks(
     geometry: AttentionGeometry,
     rows: Int[Tensor, "batch row"],
     real: Bool[Tensor, "batch row"],
+    sizes: tuple[int, ...],
+) -> Iterator[RowBlock]:
+    """Take chosen rows from the pattern, so many at a time that scores of all sizes fit the memory budget."""
+    for part in geometry.blocks(rows.shape[1], copies=2 * len(sizes) + 4):
+        chosen, n_key = rows[:, part], geometry.n_keys
+        if geometry.causal and chosen.device.type == "cpu":  # elsewhere the host would have to wait
+            n_key = int(chosen.max()) + 1
+        keep = geometry.take_rows(geometry.available[..., :n_key], chosen)
+        keep = keep & real[:, None, part, None]
+        alpha = geometry.take_rows(geometry.pattern[..., :n_key], chosen)
+        yield RowBlock(part, chosen, alpha.masked_fill(~keep, 0), keep)
+
+
+def score_rows(
+    geometry: AttentionGeometry,
+    blocks: Iterable[RowBlock],
     sizes: tuple[int, ...],
     *,
     rank_by: RankBy = "attention",
@@ -72,103 +112,172 @@ def score_rows(
     space: Space = "head",
     random: Float[Tensor, "batch row key"] | None = None,
     inversions: bool = True,
+    margins: bool = True,
 ) -> SeparabilityScores:
     """Scores of some rows of each document, a block of rows at a time.
 
-    Counting inversions costs about as much as the rest; without it they are NaN.
+    Inversions and margins cost about as much as all the rest. Without ``inversions`` these are NaN; without
+    ``margins`` only their signs are right, and all are 1 or -1.
     """
-    values = geometry.per_head(geometry.v.transpose(1, 2)) if space == "head" else geometry.values
+    values = geometry.head_values if space == "head" else geometry.values
     # Values at a scale of order one; a margin is a length, so it goes back to its own at the end.
     exponent = power_of_two(values, (-2, -1))
     values = scale(values, -exponent)
     if space == "model":
         exponent = exponent + geometry.frame.exponent[:, None, None]
-    candidates = geometry.available
-    if exclude_sink:
-        candidates = candidates & ~geometry.sinks.unsqueeze(-2)
-    blocks = []
-    for part in geometry.blocks(rows.shape[1]):
-        alpha = geometry.take_rows(geometry.pattern, rows[:, part])
-        keep = geometry.take_rows(candidates, rows[:, part])
-        keep = keep & real[:, None, part, None]
-        scores = None if random is None else random[:, None, part].expand_as(alpha)
-        blocks.append(
-            _score(alpha, keep, values, exponent, sizes, rank_by, distance, scores, inversions)
-        )
-    found = (torch.cat(parts, 2) for parts in zip(*blocks, strict=True))
-    precision, recall, f_score, margin, pairs = found
-    return SeparabilityScores(precision, recall, f_score, margin, pairs, rows)
+    scorer = _Scorer(values, exponent, sizes, distance, inversions, margins)
+    found, rows = [], []
+    for block in blocks:
+        alpha, keep, scores = block.alpha, block.keep, None
+        if exclude_sink:
+            keep = keep & ~geometry.sinks[..., None, block.keys]
+            alpha = alpha * keep.to(alpha.dtype)
+        if random is not None:
+            scores = random[:, None, block.part, block.keys].expand_as(alpha)
+        found.append(scorer.score(alpha, keep, rank_by, scores))
+        rows.append(block.rows)
+    whole = (torch.cat(parts, 2) for parts in zip(*found, strict=True))
+    precision, recall, f_score, margin, pairs = whole
+    return SeparabilityScores(precision, recall, f_score, margin, pairs, torch.cat(rows, 1))
 
 
-def _score(
-    alpha: Float[Tensor, "batch head row key"],
-    keep: Bool[Tensor, "batch head_or_1 row key"],
-    values: Float[Tensor, "batch head key d"],
-    exponent: Int[Tensor, "batch head 1 1"],
-    sizes: tuple[int, ...],
-    rank_by: RankBy,
-    distance: Distance,
-    random: Float[Tensor, "batch head row key"] | None,
-    inversions: bool,
-) -> tuple[Tensor, ...]:
-    alpha = torch.where(keep, alpha, 0)
-    lengths = alpha * values.square().sum(-1).sqrt().unsqueeze(-2)
-    ranking = alpha if rank_by == "attention" else lengths if random is None else random
-    order = top_keys(ranking, keep, min(max(sizes), alpha.shape[-1]))
-    # Each row at a scale of order one as well: where the sink is left out, all the rest can be tiny.
-    row_exponent = power_of_two(lengths, -1)
-    alpha, lengths = (scale(x, -row_exponent) for x in (alpha, lengths))
-    exponent = exponent + row_exponent
-    count = keep.sum(-1)
-    chosen = values.unsqueeze(2).expand(-1, -1, order.shape[2], -1, -1)
-    chosen = chosen.gather(3, order.unsqueeze(-1).expand(*order.shape, values.shape[-1]))
-    best = alpha.gather(-1, order)
-    sums = (best.unsqueeze(-1) * chosen).cumsum(-2)
-    longest = lengths.gather(-1, order).square().cummax(-1).values
-    if distance == "cosine":
-        # The guard of the definition, in the units of this row.
-        floor = torch.full_like(longest[..., :1], _COSINE_FLOOR)
-        floor = scale(floor, (-2 * exponent).clamp(-126, 126)).clamp(
-            min=torch.finfo(floor.dtype).tiny
-        )
-    else:
-        own = lengths.square().masked_fill_(~keep, torch.inf)
-    found = []
-    for size in sizes:
-        n = min(size, order.shape[-1])
-        total = sums[..., n - 1, :]
-        square = total.square().sum(-1)
-        if distance == "cosine":
-            along = (total @ values.transpose(-1, -2)).mul_(-alpha)
-            gap = along.div_(lengths * square.sqrt().unsqueeze(-1) + floor).masked_fill_(
-                ~keep, torch.inf
-            )
+@dataclass(frozen=True)
+class _Scorer:
+    """Scores blocks of rows, all sizes together; ``size`` is the axis of the sizes."""
+
+    values: Float[Tensor, "batch head key d"]
+    exponent: Int[Tensor, "batch head 1 1"]
+    sizes: tuple[int, ...]
+    distance: Distance
+    inversions: bool
+    margins: bool
+
+    def score(
+        self,
+        alpha: Float[Tensor, "batch head row some_keys"],
+        keep: Bool[Tensor, "batch head_or_1 row some_keys"],
+        rank_by: RankBy,
+        random: Float[Tensor, "batch head row some_keys"] | None,
+    ) -> tuple[Tensor, ...]:
+        """Precision, recall, F, margin and inversions."""
+        values = self.values[:, :, : alpha.shape[-1]]
+        lengths = alpha * self.lengths[..., None, : alpha.shape[-1]]
+        ranking = alpha if rank_by == "attention" else lengths if random is None else random
+        order = top_keys(ranking, keep, min(max(self.sizes), alpha.shape[-1]))
+        # Each row at a scale of order one as well: where the sink is left out, all the rest can be tiny.
+        row_exponent = power_of_two(lengths, -1)
+        alpha, lengths = (scale(x, -row_exponent) for x in (alpha, lengths))
+        exponent = self.exponent + row_exponent
+        n = constants(self.sizes, alpha)
+        chosen = torch.arange(order.shape[-1], device=order.device) < n.unsqueeze(-1)
+        best = alpha.gather(-1, order).unsqueeze(-2) * chosen.to(alpha.dtype)
+        sums = best @ take_vectors(self.values, order)
+        square = sums.square().sum(-1)
+        along = _products(sums, values).mul_(alpha.unsqueeze(-2))
+        if self.distance == "cosine":
+            # The guard of the definition, in the units of this row.
+            floor = torch.full_like(square[..., :1], _COSINE_FLOOR)
+            floor = scale(floor, (-2 * exponent).clamp(-126, 126))
+            floor = floor.clamp(min=torch.finfo(floor.dtype).tiny).unsqueeze(-1)
+            gap = along.div_(lengths.unsqueeze(-2) * square.sqrt().unsqueeze(-1) + floor).neg_()
             slack = torch.ones_like(square)
         else:
             # D^2 - |s|^2 = |y|^2 - 2 <y, s>: the order of distances without computing them.
-            gap = torch.addcmul(own, (-2 * total) @ values.transpose(-1, -2), alpha)
-            slack = square + longest[..., n - 1]
-        counts = _count(gap, order[..., :n], slack * ULPS * torch.finfo(gap.dtype).eps, inversions)
-        far, near = counts.farthest_selected, counts.nearest_other
-        if distance == "euclidean":
-            far, near = (
-                scaled_length(_distance(alpha, values, total, key), exponent.squeeze(-1))
-                for key in (counts.farthest_key, counts.nearest_key)
-            )
-        found.append(_rates(n, counts, near - far, undefined=count <= size))
-    return tuple(torch.stack(parts, -1) for parts in zip(*found, strict=True))
+            gap = along.mul_(-2).add_(lengths.square().unsqueeze(-2))
+            longest = lengths.gather(-1, order).square().cummax(-1).values
+            last = [min(size, order.shape[-1]) - 1 for size in self.sizes]
+            slack = square + longest[..., last]
+        gap.add_(torch.zeros_like(keep, dtype=gap.dtype).masked_fill_(~keep, torch.inf).unsqueeze(-2))
+        slack = slack * ULPS * torch.finfo(gap.dtype).eps
+        counts = self._count(gap, order, chosen, slack)
+        margin = counts.separated.to(gap.dtype) * 2 - 1
+        if self.margins:
+            far, near = counts.farthest_selected, counts.nearest_other
+            if self.distance == "euclidean":
+                far, near = (
+                    scaled_length(self._distance(alpha, sums, key), exponent)
+                    for key in (counts.farthest_key, counts.nearest_key)
+                )
+            exact, tiny = near - far, torch.finfo(gap.dtype).tiny
+            margin = torch.where(counts.separated, exact.clamp(min=tiny), exact.clamp(max=0))
+        undefined = keep.sum(-1).unsqueeze(-1) <= n
+        return _rates(n, counts, margin, undefined=undefined)
+
+    @cached_property
+    def lengths(self) -> Float[Tensor, "batch head key"]:
+        """|v|."""
+        return self.values.square().sum(-1).sqrt()
+
+    def _distance(
+        self,
+        alpha: Float[Tensor, "batch head row some_keys"],
+        sums: Float[Tensor, "batch head row size d"],
+        key: Int[Tensor, "batch head row size"],
+    ) -> Float[Tensor, "batch head row size"]:
+        """|y - s| of one key per row and size, from the difference itself: exact also where it is small."""
+        y = alpha.gather(-1, key).unsqueeze(-1) * take_vectors(self.values, key)
+        return (y - sums).square().sum(-1).sqrt()
+
+    def _count(
+        self,
+        gap: Float[Tensor, "batch head row size some_keys"],
+        order: Int[Tensor, "batch head row n"],
+        chosen: Bool[Tensor, "size n"],
+        slack: Float[Tensor, "batch head row size"],
+    ) -> _Counts:
+        """Compare selected with unselected distances; those within the slack are equal. Overwrites ``gap``."""
+        places = order.unsqueeze(-2).expand(*gap.shape[:-1], -1)
+        selected = gap.gather(-1, places).masked_fill_(~chosen, -torch.inf)
+        hide_selected(gap, order, self.sizes)
+        farthest, place = selected.max(-1)
+        nearest, nearest_key = gap.min(-1) if self.margins else (gap.amin(-1), place)
+        reach = selected + slack.unsqueeze(-1)
+        farthest_reach = farthest + slack
+        if self.inversions:
+            # A selected key is out of order with every unselected one that lies within its reach.
+            within = torch.searchsorted(sort_rows(gap), reach, right=True)
+            false_positives, pairs = within.amax(-1), within.sum(-1)
+        else:
+            false_positives = (gap <= farthest_reach.unsqueeze(-1)).sum(-1)
+            pairs = torch.full_like(farthest, torch.nan)
+        return _Counts(
+            false_positives=false_positives,
+            false_negatives=(reach >= nearest.unsqueeze(-1)).sum(-1),
+            inversions=pairs,
+            farthest_selected=farthest,
+            farthest_key=places.gather(-1, place.unsqueeze(-1)).squeeze(-1),
+            nearest_other=nearest,
+            nearest_key=nearest_key,
+            separated=nearest > farthest_reach,
+        )
 
 
-def _distance(
-    alpha: Float[Tensor, "batch head row key"],
-    values: Float[Tensor, "batch head key d"],
-    total: Float[Tensor, "batch head row d"],
-    key: Int[Tensor, "batch head row"],
-) -> Float[Tensor, "batch head row"]:
-    """|y - s| of one key per row, from the difference itself: exact also where it is small."""
-    chosen = values.gather(2, key.unsqueeze(-1).expand(*key.shape, values.shape[-1]))
-    y = alpha.gather(-1, key.unsqueeze(-1)) * chosen
-    return (y - total).square().sum(-1).sqrt()
+def take_vectors(
+    vectors: Float[Tensor, "batch head key d"], keys: Int[Tensor, "batch head row n"]
+) -> Float[Tensor, "batch head row n d"]:
+    """The vectors of some keys of each row."""
+    batch, head, n_key, d = vectors.shape
+    start = torch.arange(batch * head, device=keys.device).view(batch, head, 1, 1) * n_key
+    taken = vectors.reshape(-1, d).index_select(0, (keys + start).flatten())
+    return taken.view(*keys.shape, d)
+
+
+def hide_selected(
+    x: Float[Tensor, "batch head row size some_keys"],
+    order: Int[Tensor, "batch head row n"],
+    sizes: tuple[int, ...],
+) -> None:
+    """Put infinity in the place of the first n keys of the order, for each size n."""
+    for place, size in enumerate(sizes):
+        x.select(-2, place).scatter_(-1, order[..., :size], torch.inf)
+
+
+def _products(
+    sums: Float[Tensor, "batch head row size d"], values: Float[Tensor, "batch head some_keys d"]
+) -> Float[Tensor, "batch head row size some_keys"]:
+    """Inner products of every sum with every value."""
+    found = sums.flatten(2, 3) @ values.transpose(-1, -2)
+    return found.unflatten(2, sums.shape[2:4])
 
 
 @dataclass(frozen=True)
@@ -183,45 +292,18 @@ class _Counts:
     separated: Tensor
 
 
-def _count(gap: Tensor, order: Tensor, slack: Tensor, inversions: bool) -> _Counts:
-    """Compare selected with unselected distances; those within the slack are equal. Overwrites ``gap``."""
-    selected, place = gap.gather(-1, order).sort(dim=-1)
-    gap.scatter_(-1, order, torch.inf)
-    farthest = selected[..., -1]
-    nearest, nearest_key = gap.min(-1)
-    reach = (selected + slack.unsqueeze(-1)).contiguous()
-    if inversions:
-        # An unselected key is out of order with every selected one that reaches as far as it lies.
-        before = torch.searchsorted(reach, gap, out_int32=True)
-        pairs = selected.shape[-1] * gap.shape[-1] - before.sum(-1)
-    else:
-        pairs = torch.full_like(farthest, torch.nan)
-    return _Counts(
-        false_positives=(gap <= reach[..., -1:]).sum(-1),
-        false_negatives=(reach >= nearest.unsqueeze(-1)).sum(-1),
-        inversions=pairs,
-        farthest_selected=farthest,
-        farthest_key=order.gather(-1, place[..., -1:]).squeeze(-1),
-        nearest_other=nearest,
-        nearest_key=nearest_key,
-        separated=nearest > reach[..., -1],
-    )
-
-
 def _rates(
-    n: int,
+    n: Float[Tensor, " size"],
     counts: _Counts,
-    margin: Tensor,
+    margin: Float[Tensor, "batch head row size"],
     *,
-    undefined: Bool[Tensor, "batch head row"],
+    undefined: Bool[Tensor, "batch head_or_1 row size"],
 ) -> tuple[Tensor, ...]:
-    dtype = counts.farthest_selected.dtype
+    dtype = n.dtype
     precision = n / (n + counts.false_positives.to(dtype))
     recall = 1 - counts.false_negatives.to(dtype) / n
     total = precision + recall
     f_score = torch.where(recall > 0, 2 * precision * recall / total, 0)
-    tiny = torch.finfo(dtype).tiny
-    margin = torch.where(counts.separated, margin.clamp(min=tiny), margin.clamp(max=0))
     found = (precision, recall, f_score, margin, counts.inversions.to(dtype))
     return tuple(x.masked_fill(undefined, torch.nan) for x in found)
 

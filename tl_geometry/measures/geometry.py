@@ -122,7 +122,14 @@ class AttentionGeometry(AttentionLayer):
             self.per_head(lengths),
             self.value_norms,
         )
-        return RowTotals(*(self.pattern @ torch.stack(columns, -1)).unbind(-1))
+        columns = torch.stack(columns, -2).flatten(0, 1)
+        pattern = self.pattern.flatten(0, 1)
+        # A few columns as the left factor, which is several times faster than as the right one.
+        sums = [
+            torch.bmm(columns[..., keys], pattern[:, rows, keys].transpose(1, 2))
+            for rows, keys in self.spans()
+        ]
+        return RowTotals(*torch.cat(sums, -1).unflatten(0, self.pattern.shape[:2]).unbind(-2))
 
     @property
     def gross(self) -> Float[Tensor, "batch head query"]:
@@ -160,7 +167,12 @@ class AttentionGeometry(AttentionLayer):
 
     def keys(self, mode: Mode) -> Float[Tensor, "batch head key any"]:
         """The vectors that :meth:`dual` is paired with."""
-        return self.values if mode == "intra" else self.per_head(self.v.transpose(1, 2))
+        return self.values if mode == "intra" else self.head_values
+
+    @cached_property
+    def head_values(self) -> Float[Tensor, "batch head key d_head"]:
+        """The values that each query head reads, in head space."""
+        return self.per_head(self.v.transpose(1, 2)).contiguous()
 
     def key_norms(self, mode: Mode) -> Float[Tensor, "batch head key"]:
         """|v W_O| in the units of :meth:`output_norms`."""
@@ -177,8 +189,14 @@ class AttentionGeometry(AttentionLayer):
 
     def dual(self, mode: Mode) -> Float[Tensor, "batch head query any"]:
         """Vectors w with ``c_ij = alpha_ij <w_i, key_j>``: the output over its squared length; NaN where undefined."""
-        dual, _, defined = self._direction(mode)
-        return dual.masked_fill(~defined.unsqueeze(-1), torch.nan)
+        if mode not in self._duals:
+            dual, _, defined = self._direction(mode)
+            self._duals[mode] = dual.masked_fill(~defined.unsqueeze(-1), torch.nan)
+        return self._duals[mode]
+
+    @cached_property
+    def _duals(self) -> dict[Mode, Tensor]:
+        return {}
 
     def _direction(self, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
         """The vectors of :meth:`dual` and |o|, finite everywhere, and the rows that are defined.
@@ -214,12 +232,19 @@ class AttentionGeometry(AttentionLayer):
     ) -> Float[Tensor, "batch head some_queries some_keys"]:
         """Contribution weights of some rows to some keys; a new tensor each time."""
         dual, _, defined = self._direction(mode)
-        pattern, targets = self.pattern[:, :, rows, keys], self.keys(mode)[:, :, keys]
-        dual, undefined = dual[:, :, rows], ~defined[:, :, rows].unsqueeze(-1)
+        pattern = self.pattern[:, :, rows, keys]
         if not (dual.requires_grad or pattern.requires_grad):
-            dual = dual.masked_fill(undefined, torch.nan)
-            return (dual @ targets.transpose(-1, -2)).mul_(pattern)
-        return (dual @ targets.transpose(-1, -2) * pattern).masked_fill(undefined, torch.nan)
+            return self._scores(self.dual(mode), mode, rows, keys).mul_(pattern)
+        undefined = ~defined[:, :, rows].unsqueeze(-1)
+        return (self._scores(dual, mode, rows, keys) * pattern).masked_fill(undefined, torch.nan)
+
+    def _scores(
+        self, dual: Tensor, mode: Mode, rows: slice, keys: slice
+    ) -> Float[Tensor, "batch head some_queries some_keys"]:
+        """<w_i, key_j>. With batch and head as one axis, slices of rows and keys need no copy."""
+        flat, targets = dual.flatten(0, 1), self.keys(mode).flatten(0, 1)
+        scores = torch.bmm(flat[:, rows], targets[:, keys].transpose(1, 2))
+        return scores.unflatten(0, dual.shape[:2])
 
     def sink_contributions(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """Contribution of the sinks together, per row, without computing the other keys."""

@@ -21,13 +21,17 @@ from tl_geometry.measures.masks import (
     resolve_sinks,
     sink_ordinals,
 )
+from tl_geometry.measures.memory import default_budget
 from tl_geometry.measures.scaling import work_dtype
 
 ValueBias: TypeAlias = Literal["as_hooked", "remove"]
 Output: TypeAlias = Literal["raw", "normed"]
 
-BLOCK_ELEMENTS = 2**18
-"""Entries of a pattern that are worked on at once: small enough to stay in a processor's cache."""
+BLOCK_ELEMENTS = 2**22
+"""Numbers that a host works on at once at most: few enough to stay in a processor's cache."""
+
+DEVICE_ELEMENTS = 2**26
+"""The same on an accelerator, which larger pieces keep busy."""
 
 
 class AttentionLayer:
@@ -48,6 +52,8 @@ class AttentionLayer:
         null_sinks: rows may sum to less than 1 by a learned null sink; False where the model has none.
         layer, documents: which layer and documents these are; random controls are seeded by them,
             so that they don't depend on how a corpus is batched.
+        memory_budget: bytes that temporaries of the pattern's kind may take together, which decides how many
+            rows are worked on at once (one row of all heads at least); by default a quarter of what is free.
 
     Raises:
         TypeError: an input is not a floating point tensor.
@@ -74,6 +80,7 @@ class AttentionLayer:
         null_sinks: bool = True,
         layer: int = 0,
         documents: Sequence[int] | None = None,
+        memory_budget: int | None = None,
     ) -> None:
         check_layer(pattern, v, W_O)
         check_devices(
@@ -115,6 +122,7 @@ class AttentionLayer:
         self._frame = frame
         self._z = z
         self._sink = sink
+        self._budget = memory_budget
 
     def _mixed_bias(
         self, bias: Float[Tensor, "kv_head d_head"]
@@ -234,19 +242,25 @@ class AttentionLayer:
         """Rows of each document by position."""
         return x.gather(2, rows[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
-    @property
-    def rows_per_block(self) -> int:
-        """How many rows of all heads keep a quadratic temporary small."""
-        per_row = self.pattern.shape[0] * self.n_heads * self.n_keys
-        return max(1, BLOCK_ELEMENTS // max(1, per_row))
+    @cached_property
+    def block_elements(self) -> int:
+        """Numbers that may be worked on at once."""
+        device = self.pattern.device
+        budget = default_budget(device) if self._budget is None else self._budget
+        most = BLOCK_ELEMENTS if device.type in ("cpu", "meta") else DEVICE_ELEMENTS
+        return min(most, budget // self.pattern.element_size())
 
-    def blocks(self, n_rows: int) -> Iterator[slice]:
-        """Cut so many chosen rows in slices whose quadratic temporaries stay small."""
-        step = self.rows_per_block
+    def blocks(self, n_rows: int, copies: int = 2) -> Iterator[slice]:
+        """Cut so many chosen rows in slices of which all heads' temporaries stay small.
+
+        ``copies`` is how many of them there are at a time, each of a number per entry of the pattern.
+        """
+        per_row = self.pattern.shape[0] * self.n_heads * self.n_keys * copies
+        step = max(1, self.block_elements // max(1, per_row))
         for start in range(0, n_rows, step):
             yield slice(start, min(start + step, n_rows))
 
-    def spans(self) -> Iterator[tuple[slice, slice]]:
+    def spans(self, copies: int = 2) -> Iterator[tuple[slice, slice]]:
         """Slices of all rows, each with the slice of keys that a causal layer's rows can use at most."""
-        for rows in self.blocks(self.n_queries):
+        for rows in self.blocks(self.n_queries, copies):
             yield rows, slice(0, rows.stop if self.causal else self.n_keys)

@@ -20,7 +20,13 @@ from torch import Tensor
 
 from tl_geometry.arguments import one_of, true_or_false, whole_number, whole_seed
 from tl_geometry.measures.checks import check_float
-from tl_geometry.measures.clusters import Distance, RankBy, SeparabilityScores, score_rows
+from tl_geometry.measures.clusters import (
+    Distance,
+    RankBy,
+    SeparabilityScores,
+    row_blocks,
+    score_rows,
+)
 from tl_geometry.measures.devices import check_devices, constants, seeded
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -87,8 +93,7 @@ def separability(
     if rank_by != "random":
         return score_rows(
             geometry,
-            rows,
-            real,
+            row_blocks(geometry, rows, real, sizes),
             sizes,
             rank_by=rank_by,
             exclude_sink=exclude_sink,
@@ -99,7 +104,8 @@ def separability(
     shape = (pattern.shape[0], rows.shape[1], geometry.n_keys)
     runs = [
         score_rows(
-            geometry, rows, real, sizes, rank_by=rank_by, exclude_sink=exclude_sink, distance=distance, space=space,
+            geometry, row_blocks(geometry, rows, real, sizes), sizes,
+            rank_by=rank_by, exclude_sink=exclude_sink, distance=distance, space=space,
             random=torch.rand(shape, generator=drawn, device=pattern.device, dtype=torch.float32),
         )
         for _ in range(repeats)

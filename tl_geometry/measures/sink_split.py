@@ -20,7 +20,6 @@ from tl_geometry.measures.scaling import safe_norm
 RESOLUTION = 2.0**-23
 _ROUNDING = 2.0**-16  # sums of weights in float32 are nearer to 1 than this
 """Rows that leave no more attention than this to other keys have no m: float32 cannot resolve 1 - a."""
-_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -152,15 +151,11 @@ def _without_sinks(
     others = geometry.values.masked_fill(~kept, 0)
     ones = kept.to(others.dtype).expand(*others.shape[:-1], 1)
     others = torch.cat([others, ones], -1)
-    if not geometry.causal:
-        both = geometry.pattern @ others
-    else:
-        stops = [*range(_ROWS, geometry.n_queries, _ROWS), geometry.n_queries]
-        blocks = [
-            geometry.pattern[:, :, start:stop, :stop] @ others[:, :, :stop]
-            for start, stop in zip([0, *stops], stops, strict=False)
-        ]
-        both = torch.cat(blocks, -2)
+    pattern, others = geometry.pattern.flatten(0, 1), others.flatten(0, 1)
+    parts = [
+        torch.bmm(pattern[:, rows, keys], others[:, keys]) for rows, keys in geometry.spans()
+    ]
+    both = torch.cat(parts, -2).unflatten(0, geometry.pattern.shape[:2])
     missing = 1 - geometry.sink_attention
     if geometry.rounded:
         return both[..., :-1], missing
