@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,7 +19,9 @@ from jaxtyping import Bool, Float, Num
 from torch import Tensor
 from torchmetrics import Metric
 
+from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
+from tl_geometry.measures.similarity import TokenVectors
 
 __all__ = ["Accumulator", "Measured", "ResidualStream", "Variable"]
 
@@ -40,6 +43,7 @@ class ResidualStream:
         cross: the attention reads its keys from another sequence.
         causal: no query of the attention may use a later key.
         documents: numbers of the rows within the corpus.
+        previous: the vectors of ``before``, if the layer before this one has them already.
     """
 
     before: Float[Tensor, "batch pos d_model"]
@@ -49,6 +53,25 @@ class ResidualStream:
     cross: bool = False
     causal: bool = True
     documents: tuple[int, ...] = ()
+    previous: TokenVectors | None = None
+
+    @cached_property
+    def tokens_before(self) -> TokenVectors:
+        """``before``, with what measures ask of it computed once: for two layers, where it is the last one's output."""
+        return self.previous or self._tokens(self.before)
+
+    @cached_property
+    def tokens_after(self) -> TokenVectors:
+        """``after``, with what measures ask of it."""
+        return self._tokens(self.after)
+
+    @cached_property
+    def tokens_attended(self) -> TokenVectors:
+        """``attended``, with what measures ask of it."""
+        return self._tokens(self.attended)
+
+    def _tokens(self, x: Tensor) -> TokenVectors:
+        return TokenVectors(x, upload(self.real, x.device))
 
 
 @dataclass(frozen=True)

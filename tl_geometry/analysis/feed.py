@@ -10,6 +10,7 @@ from torch import Tensor
 from tl_geometry.analysis.accumulator import ResidualStream
 from tl_geometry.analysis.batch_masks import BatchMasks
 from tl_geometry.hooks import AttentionSite
+from tl_geometry.measures.similarity import TokenVectors
 
 if TYPE_CHECKING:
     from tl_geometry.analysis.probe import Probe
@@ -25,6 +26,7 @@ class Feed:
         self.documents: Sequence[int] = ()
         self._mark = object()
         self._layers: dict[int, tuple[Tensor, bool]] = {}
+        self._output = _NOTHING
 
     def begin(self, site: AttentionSite) -> None:
         """Note that this batch's layer is being read: nothing else may begin it before it is taken in."""
@@ -58,5 +60,33 @@ class Feed:
             cross=site.cross,
             causal=causal,
             documents=tuple(self.documents),
+            previous=self._output.find(before),
         )
+        last = site is self.probe.sites[-1]
+        self._output = _NOTHING if last else _Output(after, stream.tokens_after)
         self.probe.take_stream(site, stream)
+
+
+class _Output:
+    """What was found about a block's output, for the next block that gets the very same numbers."""
+
+    def __init__(self, x: Tensor | None, tokens: TokenVectors | None) -> None:
+        self.x, self.tokens = x, tokens
+        self.written = None if x is None else _writes(x)
+
+    def find(self, x: Tensor) -> TokenVectors | None:
+        """What is known of ``x``: it must be the same memory, and nothing may have been written to it since."""
+        if self.x is None or self.written is None or self.written != _writes(x):
+            return None
+        views = [
+            (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (x, self.x)
+        ]
+        return self.tokens if views[0] == views[1] else None
+
+
+def _writes(x: Tensor) -> int | None:
+    """How often a tensor was written to; None where this is not counted, or where it has no memory."""
+    return None if x.is_inference() or x.device.type == "meta" else x._version
+
+
+_NOTHING = _Output(None, None)

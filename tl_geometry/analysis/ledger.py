@@ -99,8 +99,8 @@ class Ledger(Metric):
 
     def update_stream(self, layer: int, stream: ResidualStream) -> None:
         """Take in the residual stream around one layer: real tokens that are not finite."""
-        for x in (stream.before, stream.attended, stream.after):
-            broken = ~torch.isfinite(x).all(-1) & stream.real
+        for tokens in (stream.tokens_before, stream.tokens_attended, stream.tokens_after):
+            broken = ~tokens.lengths.isfinite() & tokens.real
             self.broken_stream[layer] += broken.sum().to(self.broken_stream.device)
 
     def count(

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from tl_geometry.analysis.accumulator import Accumulator, Measured, ResidualStream, Variable
 from tl_geometry.arguments import whole_number, whole_seed
-from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.halfspace import halfspace_margins
 from tl_geometry.measures.masks import spread_tokens
-from tl_geometry.measures.similarity import TokenVectors
 
 __all__ = ["Smoothing"]
 
@@ -105,14 +103,12 @@ class Smoothing(Accumulator):
     def measure_stream(self, stream: ResidualStream) -> Measured:
         """One number per document for each variable."""
         found: dict[str, Tensor] = {}
-        for place, x in (("in", stream.before), ("out", stream.after)):
-            tokens = TokenVectors(x, upload(stream.real, x.device))
+        for place, tokens in (("in", stream.tokens_before), ("out", stream.tokens_after)):
             found[f"similarity_{place}"] = tokens.similarity()
             found[f"residual_{place}"] = tokens.residual()
         if stream.cross:  # the first token of the queries is no key
             return found
-        attended = TokenVectors(stream.attended, upload(stream.real, stream.attended.device))
-        mean, largest = attended.first_cosines()
+        mean, largest = stream.tokens_attended.first_cosines()
         found |= {"bos_cosine": mean, "bos_cosine_max": largest}
         return found | (self._halfspace(stream) if self.halfspace else {})
 

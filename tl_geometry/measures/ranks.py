@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_geometry.measures.ranking import sort_with_order
+
 _SAME = 2.0**-20
 
 
@@ -23,7 +25,7 @@ def average_ranks(
     >>> average_ranks(torch.tensor([3.0, 1.0, 3.0, 9.0]), torch.tensor([True, True, True, False])).tolist()
     [1.5, 0.0, 1.5, 3.0]
     """
-    ordered, order = torch.where(keep, x, torch.inf).sort(dim=-1)
+    ordered, order = sort_with_order(torch.where(keep, x, torch.inf))
     sizes = (x.abs() if size is None else size).gather(-1, order)
     gap = ordered[..., 1:] - ordered[..., :-1]
     differs = ~(gap <= _SAME * torch.maximum(sizes[..., 1:], sizes[..., :-1]))

@@ -9,6 +9,7 @@ attention switch and oversmoothing prevention", arXiv 2605.08453.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor
 from tl_geometry.arguments import true_or_false
 from tl_geometry.measures.checks import check_axes, check_bool
 from tl_geometry.measures.devices import check_devices
-from tl_geometry.measures.scaling import power_of_two, safe_norm, scale, work_dtype
+from tl_geometry.measures.scaling import power_of_two, scale, work_dtype
+
+PART_ELEMENTS = 2**17
 
 
 def token_similarity(
@@ -81,36 +84,61 @@ class TokenVectors:
                 f"mask has shape {tuple(mask.shape)}; it must be batch pos {tuple(x.shape[:2])}, as x has it"
             )
         self.real: Bool[Tensor, "batch pos"] = mask
-        self.x = x.to(work_dtype(x)).masked_fill(~self.real.unsqueeze(-1), 0)
+        self._hooked = x
+        # What stands at padding, NaN included, takes part in nothing. The host knows its own masks.
+        self._padded = mask.device.type != "cpu" or not bool(mask.all())
+
+    @cached_property
+    def x(self) -> Float[Tensor, "batch pos d_model"]:
+        """The vectors, 0 at padding."""
+        return self._part(slice(None))
 
     @cached_property
     def others(self) -> Bool[Tensor, "batch pos"]:
         """Real tokens but for the first."""
         return self.real & (self.real.cumsum(-1) > 1)
 
-    @cached_property
+    @property
     def lengths(self) -> Float[Tensor, "batch pos"]:
         """Lengths of the vectors; 0 at padding."""
-        return safe_norm(self.x)
+        return self._sweep[0]
+
+    def _part(self, part: slice) -> Float[Tensor, "batch some_pos d_model"]:
+        x = self._hooked[:, part].to(work_dtype(self._hooked))
+        return x.masked_fill(~self.real[:, part, None], 0) if self._padded else x
+
+    def _parts(self) -> Iterator[slice]:
+        """Slices of the tokens that stay in a processor's cache, however often they are gone through."""
+        batch, n, d_model = self._hooked.shape
+        step = max(1, PART_ELEMENTS // max(1, batch * d_model))
+        for start in range(0, n, step):
+            yield slice(start, min(start + step, n))
 
     @cached_property
-    def directions(self) -> Float[Tensor, "batch pos d_model"]:
-        """The vectors at length one; 0 at padding and for vectors without a direction."""
-        scaled = scale(self.x, -power_of_two(self.x, -1))
-        length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-        return scaled / torch.where(length == 0, 1, length)
-
-    @cached_property
-    def directed(self) -> Bool[Tensor, "batch pos"]:
-        """Tokens that have a direction."""
-        return (self.x != 0).any(-1)
+    def _sweep(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Lengths, and of the vectors at length one: how many there are beside the first, their sum, the first."""
+        lengths, sums = [], []
+        first = torch.zeros_like(self._hooked[:, 0], dtype=work_dtype(self._hooked))
+        weights = self.others.to(first.dtype).unsqueeze(-1)
+        opening = (self.real & ~self.others).to(first.dtype).unsqueeze(-2)
+        for part in self._parts():
+            x = self._part(part)
+            exponent = power_of_two(x, -1)
+            unit = scale(x, -exponent)
+            length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
+            unit = unit.div_(length.masked_fill(length == 0, 1))
+            lengths.append(scale(length, exponent).squeeze(-1))
+            first = first + (opening[..., part] @ unit).squeeze(-2)
+            # Unlike a product, this sums pairwise.
+            sums.append(unit.mul_(weights[:, part]).sum(-2))
+        length = torch.cat(lengths, -1)
+        return length, (self.others & (length != 0)).sum(-1), torch.stack(sums).sum(0), first
 
     def similarity(self, *, skip_first: bool = True) -> Float[Tensor, " batch"]:
         """See :func:`token_similarity`."""
-        counted = self.others if true_or_false("skip_first", skip_first) else self.real
-        n = (counted & self.directed).sum(-1)
-        # Unlike a product, this sums pairwise.
-        total = torch.where(counted.unsqueeze(-1), self.directions, 0).sum(-2)
+        _, n, total, first = self._sweep
+        if not true_or_false("skip_first", skip_first):
+            n, total = n + (first != 0).any(-1), total + first
         pairs = total.square().sum(-1) - n
         return (pairs / torch.where(n > 1, n * (n - 1), torch.nan)).clamp(-1, 1)
 
@@ -120,12 +148,18 @@ class TokenVectors:
         lengths = torch.where(counted, self.lengths, 0)
         exponent = power_of_two(lengths, -1)
         lengths = scale(lengths, -exponent)
-        x = scale(self.x, -exponent.unsqueeze(-1))
-        x = torch.where(counted.unsqueeze(-1), x, 0)
-        mean = x.sum(-2, keepdim=True) / counted.sum(-1)[:, None, None]
-        rest = torch.linalg.vector_norm(x - mean, dim=-1)
-        rest = torch.where(counted, rest, 0)
-        square, whole = (part.square().sum(-1) for part in (rest, lengths))
+        weights = counted.to(lengths.dtype).unsqueeze(-1)
+        factor = scale(torch.ones_like(weights[:, :1]), -exponent.unsqueeze(-1))
+        sums = [(self._part(part) * (factor * weights[:, part])).sum(-2) for part in self._parts()]
+        mean = torch.stack(sums).sum(0) / counted.sum(-1, keepdim=True)
+        rest = torch.cat(
+            [
+                torch.linalg.vector_norm((self._part(part) * factor).sub_(mean[:, None]), dim=-1)
+                for part in self._parts()
+            ],
+            -1,
+        )
+        square, whole = (torch.where(counted, x, 0).square().sum(-1) for x in (rest, lengths))
         return (square / torch.where(whole > 0, whole, torch.nan)).sqrt().clamp(max=1)
 
     def first_cosines(self) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
@@ -133,10 +167,15 @@ class TokenVectors:
 
         NaN where the first token is zero or no other has a direction.
         """
-        place = (self.real & ~self.others).unsqueeze(-1)
-        first = torch.where(place, self.directions, 0).sum(-2, keepdim=True)
-        cosine = (self.directions * first).sum(-1).clamp(-1, 1)
-        use = self.others & self.directed & (first != 0).any(-1)
-        mean = torch.where(use, cosine, 0).sum(-1) / use.sum(-1)
-        largest = torch.where(use, cosine, -torch.inf).amax(-1)
+        lengths, _, _, first = self._sweep
+        along = []
+        for part in self._parts():
+            x = self._part(part)
+            exponent = power_of_two(x, -1)
+            product = (scale(x, -exponent) @ first.unsqueeze(-1)).squeeze(-1)
+            along.append(product / scale(lengths[:, part], -exponent.squeeze(-1)))
+        use = self.others & (lengths != 0) & (first != 0).any(-1, keepdim=True)
+        cosine = torch.where(use, torch.cat(along, -1).clamp(-1, 1), 0)
+        mean = cosine.sum(-1) / use.sum(-1)
+        largest = cosine.masked_fill(~use, -torch.inf).amax(-1)
         return mean, torch.where(use.any(-1), largest, torch.nan)
