@@ -168,19 +168,34 @@ class Accumulator(Metric):
         self._add(layer, 0, self.measure_stream(stream))
 
     def _add(self, layer: int, n_heads: int, measured: Measured) -> None:
-        for name, values in measured.items():
-            state: Tensor = getattr(self, name)
-            variable = self.variables[name]
-            values = values.to(state.device, state.dtype)
-            known = ~values.isnan()
-            values = torch.where(known, values, 0)
-            place = (layer, slice(0, n_heads)) if variable.per == "head" else (layer,)
-            if variable.over == "rows":
-                state[place] += values.sum(0)
-                continue
-            moments = torch.stack([values.sum(0), values.square().sum(0), known.sum(0)])
-            for moment, change in zip(state, moments, strict=True):
-                moment[place] += change
+        """Add to the states: all variables together as one tensor, since each operation costs the same for any size."""
+        for per in ("head", "layer"):
+            for over in ("documents", "rows"):
+                names = [
+                    name
+                    for name in measured
+                    if (self.variables[name].per, self.variables[name].over) == (per, over)
+                ]
+                if names:
+                    place = (layer, slice(0, n_heads)) if per == "head" else (layer,)
+                    self._add_alike(place, 2 if per == "head" else 1, over, names, measured)
+
+    def _add_alike(
+        self, place: tuple[Any, ...], axes: int, over: str, names: list[str], measured: Measured
+    ) -> None:
+        state: Tensor = getattr(self, names[0])
+        shapes = [measured[name].shape[axes:] for name in names]
+        columns = [measured[name].reshape(*measured[name].shape[:axes], -1) for name in names]
+        values = torch.cat([x.to(state.device, state.dtype) for x in columns], -1)
+        known = ~values.isnan()
+        values = values.masked_fill(~known, 0)
+        totals = values.sum(0)
+        if over == "documents":
+            totals = torch.stack([totals, values.square().sum(0), known.sum(0)])
+            place = (slice(None), *place)
+        widths = [x.shape[-1] for x in columns]
+        for name, shape, part in zip(names, shapes, totals.split(widths, -1), strict=True):
+            getattr(self, name)[place].add_(part.unflatten(-1, shape) if shape else part.squeeze(-1))
 
     def compute(self) -> dict[str, Tensor]:
         """Means over documents with standard errors (``<name>_se``), and sums over rows; NaN where nothing was seen."""

@@ -23,7 +23,7 @@ from tl_geometry.measures.clusters import ULPS, RowBlock, hide_selected, row_blo
 from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
-from tl_geometry.measures.ranking import sort_rows, top_keys
+from tl_geometry.measures.ranking import sort_rows
 from tl_geometry.measures.regimes import Space
 from tl_geometry.measures.scaling import full_precision, power_of_two, safe_norm, scale
 from tl_geometry.measures.separability import (
@@ -228,7 +228,7 @@ def _possible_inversions(
     """Pairs whose bounds overlap, for all sizes together."""
     alpha, keep = block.alpha, block.keep
     q = alpha * lengths[..., None, block.keys]
-    order = top_keys(alpha, keep, min(max(sizes), alpha.shape[-1]))
+    order = block.order
     n = constants(sizes, q)
     chosen = torch.arange(order.shape[-1], device=order.device) < n.unsqueeze(-1)
     sinks = geometry.sinks[..., None, block.keys].expand(*q.shape[:2], 1, -1)

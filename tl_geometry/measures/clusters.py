@@ -71,12 +71,24 @@ class RowBlock:
         rows: positions of their queries.
         alpha: their attention, 0 outside ``keep``.
         keep: entries that count.
+        most: how many of the best keys are looked at.
     """
 
     part: slice
     rows: Int[Tensor, "batch row"]
     alpha: Float[Tensor, "batch head row some_keys"]
     keep: Bool[Tensor, "batch head_or_1 row some_keys"]
+    most: int
+
+    @cached_property
+    def order(self) -> Int[Tensor, "batch head row n"]:
+        """The keys with the largest attention, best first."""
+        return top_keys(self.alpha, self.keep, self.order_size)
+
+    @property
+    def order_size(self) -> int:
+        """How many keys a ranking has."""
+        return min(self.most, self.alpha.shape[-1])
 
     @property
     def keys(self) -> slice:
@@ -98,7 +110,7 @@ def row_blocks(
         keep = geometry.take_rows(geometry.available[..., :n_key], chosen)
         keep = keep & real[:, None, part, None]
         alpha = geometry.take_rows(geometry.pattern[..., :n_key], chosen)
-        yield RowBlock(part, chosen, alpha.masked_fill(~keep, 0), keep)
+        yield RowBlock(part, chosen, alpha.masked_fill(~keep, 0), keep, max(sizes))
 
 
 def score_rows(
@@ -128,13 +140,19 @@ def score_rows(
     scorer = _Scorer(values, exponent, sizes, distance, inversions, margins)
     found, rows = [], []
     for block in blocks:
-        alpha, keep, scores = block.alpha, block.keep, None
+        alpha, keep = block.alpha, block.keep
         if exclude_sink:
             keep = keep & ~geometry.sinks[..., None, block.keys]
             alpha = alpha * keep.to(alpha.dtype)
-        if random is not None:
-            scores = random[:, None, block.part, block.keys].expand_as(alpha)
-        found.append(scorer.score(alpha, keep, rank_by, scores))
+        lengths = alpha * scorer.lengths[..., None, block.keys]
+        if rank_by == "attention" and not exclude_sink:
+            order = block.order
+        else:
+            ranking = alpha if rank_by == "attention" else lengths
+            if random is not None:
+                ranking = random[:, None, block.part, block.keys].expand_as(alpha)
+            order = top_keys(ranking, keep, block.order_size)
+        found.append(scorer.score(alpha, keep, lengths, order))
         rows.append(block.rows)
     whole = (torch.cat(parts, 2) for parts in zip(*found, strict=True))
     precision, recall, f_score, margin, pairs = whole
@@ -156,14 +174,11 @@ class _Scorer:
         self,
         alpha: Float[Tensor, "batch head row some_keys"],
         keep: Bool[Tensor, "batch head_or_1 row some_keys"],
-        rank_by: RankBy,
-        random: Float[Tensor, "batch head row some_keys"] | None,
+        lengths: Float[Tensor, "batch head row some_keys"],
+        order: Int[Tensor, "batch head row n"],
     ) -> tuple[Tensor, ...]:
-        """Precision, recall, F, margin and inversions."""
+        """Precision, recall, F, margin and inversions of rows whose best keys come in this order."""
         values = self.values[:, :, : alpha.shape[-1]]
-        lengths = alpha * self.lengths[..., None, : alpha.shape[-1]]
-        ranking = alpha if rank_by == "attention" else lengths if random is None else random
-        order = top_keys(ranking, keep, min(max(self.sizes), alpha.shape[-1]))
         # Each row at a scale of order one as well: where the sink is left out, all the rest can be tiny.
         row_exponent = power_of_two(lengths, -1)
         alpha, lengths = (scale(x, -row_exponent) for x in (alpha, lengths))

@@ -27,7 +27,7 @@ from tl_geometry.measures.scaling import work_dtype
 ValueBias: TypeAlias = Literal["as_hooked", "remove"]
 Output: TypeAlias = Literal["raw", "normed"]
 
-BLOCK_ELEMENTS = 2**21
+BLOCK_ELEMENTS = 2**22
 """Numbers that a host works on at once at most: few enough to stay in a processor's cache."""
 
 DEVICE_ELEMENTS = 2**26

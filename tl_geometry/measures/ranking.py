@@ -6,6 +6,7 @@ measures of a corpus sort a lot.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -45,6 +46,17 @@ def sort_with_order(
     packed.numpy().sort(axis=-1)
     order = packed & (2**32 - 1)
     return x.gather(-1, order), order
+
+
+def running_max(x: Int[Tensor, "*rows n"]) -> Int[Tensor, "*rows n"]:
+    """The largest entry of each row up to each place.
+
+    >>> running_max(torch.tensor([1, 3, 2])).tolist()
+    [1, 3, 3]
+    """
+    if x.device.type != "cpu":
+        return x.cummax(-1).values
+    return torch.from_numpy(np.maximum.accumulate(x.numpy(), axis=-1))
 
 
 def top_keys(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_geometry.measures.ranking import sort_with_order
+from tl_geometry.measures.ranking import running_max, sort_with_order
 
 _SAME = 2.0**-20
 
@@ -31,9 +31,9 @@ def average_ranks(
     differs = ~(gap <= _SAME * torch.maximum(sizes[..., 1:], sizes[..., :-1]))
     place = torch.arange(x.shape[-1], device=x.device).expand_as(order)
     edge = torch.ones_like(order[..., :1], dtype=torch.bool)
-    first = torch.where(torch.cat([edge, differs], -1), place, 0).cummax(-1).values
-    last = torch.where(torch.cat([differs, edge], -1), place, x.shape[-1])
-    last = last.flip(-1).cummin(-1).values.flip(-1)
+    first = running_max(place * torch.cat([edge, differs], -1))
+    beyond = x.shape[-1] - 1 - place  # counted from the end, so that the next edge is a largest one
+    last = x.shape[-1] - 1 - running_max((beyond * torch.cat([differs, edge], -1)).flip(-1)).flip(-1)
     return torch.zeros_like(x).scatter(-1, order, (first + last).to(x.dtype) / 2)
 
 
@@ -52,15 +52,13 @@ def spearman(
     >>> round(spearman(x, (y,), torch.tensor([True, True, True, False]))[0].item(), 6)
     1.0
     """
-    for values in (x, *others):
-        keep = keep & ~values.isnan()
+    every = torch.stack([x, *others])
+    keep = keep & ~every.isnan().any(0)
     middle = (keep.sum(-1, keepdim=True).to(x.dtype) - 1) / 2
-    ranks = [
-        torch.where(keep, average_ranks(values, keep, size) - middle, 0)
-        for values, size in zip((x, *others), sizes or (None,) * (1 + len(others)), strict=True)
-    ]
-    lengths = [rank.square().sum(-1).sqrt() for rank in ranks]
-    return tuple(
-        (ranks[0] * rank).sum(-1) / (lengths[0] * length)
-        for rank, length in zip(ranks[1:], lengths[1:], strict=True)
-    )
+    size = torch.stack(
+        [v.abs() if s is None else s for v, s in zip((x, *others), sizes, strict=True)]
+    ) if sizes else None  # fmt: skip
+    ranks = (average_ranks(every, keep.expand_as(every), size) - middle).masked_fill(~keep, 0)
+    lengths = ranks.square().sum(-1).sqrt()
+    found = (ranks[:1] * ranks[1:]).sum(-1) / (lengths[:1] * lengths[1:])
+    return tuple(found.unbind(0))

@@ -159,7 +159,7 @@ def winner_positions(
     # underflowing to ties.
     norms = scale(norms, -power_of_two(norms, -1))
     best, position = [], []
-    for rows, keys in geometry.spans():
+    for rows, keys in geometry.spans(copies=8):  # small enough for the cache of one core
         block = (geometry.pattern[:, :, rows, keys] * norms[..., keys]).max(dim=-1)
         best.append(block.values)
         position.append(block.indices)

@@ -44,8 +44,12 @@ def power_of_two(
     """
     limit = 1 - math.frexp(torch.finfo(dtype or x.dtype).tiny)[1]  # 126 of float32, 1022 of float64
     peak = x.detach().abs().amax(dim=dim, keepdim=True)
-    exponent = torch.frexp(peak).exponent
-    return torch.where(torch.isfinite(peak), exponent, 0).clamp(-limit, limit)
+    if peak.dtype != torch.float32:
+        exponent = torch.frexp(peak).exponent
+        return torch.where(torch.isfinite(peak), exponent, 0).clamp(-limit, limit)
+    # What frexp says, read off the bits; the product takes out zeros and what is not finite.
+    bits = peak.view(torch.int32) >> 23
+    return (bits - 126).clamp_(-limit, limit).mul_((peak > 0) & (bits < 255))
 
 
 def scale(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -62,10 +66,8 @@ def scaled_length(x: Float[Tensor, "..."], exponent: Int[Tensor, "..."]) -> Floa
 def safe_norm(x: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
     """Euclidean length whose squares neither overflow nor underflow."""
     exponent = power_of_two(x, -1)
-    square = scale(x, -exponent).square().sum(-1)
-    zero = square == 0
-    root = torch.where(zero, 1, square).sqrt()  # a zero vector has length 0 and no NaN gradient
-    return torch.where(zero, 0, scale(root, exponent.squeeze(-1)))
+    length = torch.linalg.vector_norm(scale(x, -exponent), dim=-1)
+    return scale(length, exponent.squeeze(-1))
 
 
 def over_square(x: Float[Tensor, "... d"]) -> tuple[Float[Tensor, "... d"], Float[Tensor, "..."]]:

@@ -21,7 +21,7 @@ from tl_geometry.measures.checks import check_axes, check_bool
 from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.scaling import power_of_two, scale, work_dtype
 
-PART_ELEMENTS = 2**17
+PART_ELEMENTS = 2**18
 
 
 def token_similarity(
@@ -117,10 +117,7 @@ class TokenVectors:
     @cached_property
     def _sweep(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Lengths, and of the vectors at length one: how many there are beside the first, their sum, the first."""
-        lengths, sums = [], []
-        first = torch.zeros_like(self._hooked[:, 0], dtype=work_dtype(self._hooked))
-        weights = self.others.to(first.dtype).unsqueeze(-1)
-        opening = (self.real & ~self.others).to(first.dtype).unsqueeze(-2)
+        lengths, sums, others = [], [], self.others.unsqueeze(-1)
         for part in self._parts():
             x = self._part(part)
             exponent = power_of_two(x, -1)
@@ -128,10 +125,15 @@ class TokenVectors:
             length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
             unit = unit.div_(length.masked_fill(length == 0, 1))
             lengths.append(scale(length, exponent).squeeze(-1))
-            first = first + (opening[..., part] @ unit).squeeze(-2)
             # Unlike a product, this sums pairwise.
-            sums.append(unit.mul_(weights[:, part]).sum(-2))
+            sums.append(unit.masked_fill_(~others[:, part], 0).sum(-2))
         length = torch.cat(lengths, -1)
+        place = self.real.to(torch.uint8).argmax(-1)[:, None, None]
+        first = self._hooked.gather(1, place.expand(-1, 1, self._hooked.shape[-1])).squeeze(1)
+        first = first.to(length.dtype).masked_fill(~self.real.any(-1, keepdim=True), 0)
+        first = scale(first, -power_of_two(first, -1))
+        size = torch.linalg.vector_norm(first, dim=-1, keepdim=True)
+        first = first / size.masked_fill(size == 0, 1)
         return length, (self.others & (length != 0)).sum(-1), torch.stack(sums).sum(0), first
 
     def similarity(self, *, skip_first: bool = True) -> Float[Tensor, " batch"]:
@@ -148,9 +150,11 @@ class TokenVectors:
         lengths = torch.where(counted, self.lengths, 0)
         exponent = power_of_two(lengths, -1)
         lengths = scale(lengths, -exponent)
-        weights = counted.to(lengths.dtype).unsqueeze(-1)
-        factor = scale(torch.ones_like(weights[:, :1]), -exponent.unsqueeze(-1))
-        sums = [(self._part(part) * (factor * weights[:, part])).sum(-2) for part in self._parts()]
+        factor = scale(torch.ones_like(lengths[:, :1, None]), -exponent.unsqueeze(-1))
+        sums = [
+            (self._part(part) * factor).masked_fill_(~counted[:, part, None], 0).sum(-2)
+            for part in self._parts()
+        ]
         mean = torch.stack(sums).sum(0) / counted.sum(-1, keepdim=True)
         rest = torch.cat(
             [
