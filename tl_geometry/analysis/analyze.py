@@ -29,6 +29,7 @@ from tl_geometry.hooks.arguments import mask_argument
 from tl_geometry.hooks.stream import has_stream
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.memory import MemoryBudget, checked_budget
 from tl_geometry.measures.separability import TOP_N
 
 __all__ = ["analyze"]
@@ -54,6 +55,7 @@ def analyze(
     resume: bool = False,
     value_bias: ValueBias = "as_hooked",
     output: Output = "raw",
+    memory_budget: MemoryBudget = None,
     keep_examples: int = 0,
     seed: int = 0,
     progress: bool = True,
@@ -96,6 +98,9 @@ def analyze(
         value_bias: ``"remove"`` subtracts the value bias where the model has one.
         output: ``"normed"`` measures contributions after the norm that some models put behind the
             attention.
+        memory_budget: bytes, or a text such as ``"500MB"``, for the temporaries of measures; by default a quarter of
+            what is free (:class:`Probe`). Results do not depend on it beyond rounding, so a run that is resumed may
+            have another.
         keep_examples: keep attention and contribution matrices of the first tokens (64 at most) of
             so many documents.
         seed: of everything random in measures that are named; recorded. Accumulators have their
@@ -140,6 +145,7 @@ def analyze(
         "value_bias": value_bias,
         "output": output,
     }
+    budget = checked_budget(memory_budget)
     fingerprint: dict[str, Any] = {}
     if checkpoint is not None:
         reading = {
@@ -155,7 +161,7 @@ def analyze(
         finished = kept.finished(stream)
         if finished is not None:
             return finished
-        probe = Probe(model, chosen, **settings)
+        probe = Probe(model, chosen, memory_budget=budget, **settings)
         _refuse_decoder(probe)
         examples = _run(model, stream, probe, kept, keep_examples, progress)
         ds = probe.result()

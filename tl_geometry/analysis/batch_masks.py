@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -42,6 +43,8 @@ class BatchMasks(RealTokens):
         self.unexplained: Tensor | None = None
         self._seen: dict[str, Tensor] = {}
         self._available: dict[Hashable, Tensor] = {}
+        self._found: dict[int, Hashable] = {}
+        self._shared: dict[Hashable, dict[Hashable, Any]] = {}
 
     def _begin(self, site: AttentionSite, report: LayerReport, pattern: Tensor) -> None:
         """Take the first layer of a stack as the start of a forward."""
@@ -54,7 +57,7 @@ class BatchMasks(RealTokens):
         if report.rows_sum_to_one:
             self.unexplained = self._doubtful(pattern, pads, causal=report.causal).sum()
         self._seen[stack] = ~pads
-        self._available.clear()
+        self._forget()
 
     def _doubtful(
         self, pattern: Float[Tensor, "batch head query key"], pads: Tensor, *, causal: bool
@@ -86,14 +89,14 @@ class BatchMasks(RealTokens):
         Raises:
             ValueError: a mask that does not fit the pattern.
         """
-        batch, _, n_query, n_key = pattern.shape
+        batch, n_heads, n_query, n_key = pattern.shape
         self._begin(site, report, pattern)
         query_stack, key_stack = stack_of(site), key_stack_of(site)
         query_mask = self.real("query", query_stack, batch, n_query)
         key_mask = self.real("key", key_stack, batch, n_key)
         if site.cross and key_mask is None:  # the encoder's own layers are not looked at
             key_mask = ~unseen_keys(pattern)
-            self._available.clear()
+            self._forget()
         key = (query_stack, key_stack, n_query, n_key, report.causal, report.window, pattern.device)
         if key not in self._available:
             self._available[key] = attention_available(
@@ -105,4 +108,13 @@ class BatchMasks(RealTokens):
                 window=report.window,
                 device=pattern.device,
             ).expand(batch, -1, -1, -1)
+        self._found[site.index] = (*key, n_heads, site.cross)
         return self._available[key]
+
+    def shared(self, site: AttentionSite) -> dict[Hashable, Any]:
+        """What layers with the same available entries and heads as this one have in common, after :meth:`available`."""
+        return self._shared.setdefault(self._found[site.index], {})
+
+    def _forget(self) -> None:
+        self._available.clear()
+        self._shared.clear()

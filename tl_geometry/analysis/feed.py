@@ -78,9 +78,7 @@ class _Output:
         """What is known of ``x``: it must be the same memory, and nothing may have been written to it since."""
         if self.x is None or self.written is None or self.written != _writes(x):
             return None
-        views = [
-            (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (x, self.x)
-        ]
+        views = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (x, self.x)]
         return self.tokens if views[0] == views[1] else None
 
 

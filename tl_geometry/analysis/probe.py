@@ -27,6 +27,7 @@ from tl_geometry.measures.devices import no_autocast
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.memory import MemoryBudget
 
 __all__ = ["Probe"]
 
@@ -58,6 +59,10 @@ class Probe:
         value_bias: ``"remove"`` subtracts the layers' b_V from the hooked values.
         output: ``"normed"`` measures contributions after the norm that some models put behind the
             attention.
+        memory_budget: bytes, or a text such as ``"500MB"``, that the temporaries of a layer's measures may take
+            together; by default a quarter of what is free. It decides how many queries are worked on at once (one
+            at least), and a host never takes more than fit its cache. What a model itself holds, and what
+            is linear in the number of tokens, comes on top.
         diagnosis: a :func:`tl_geometry.doctor` result of this model, if at hand already; else one
             short forward is run. What it warns of is said as a UserWarning and stands in the result.
 
@@ -77,6 +82,7 @@ class Probe:
         on_unsupported: Literal["raise", "skip"] = "raise",
         value_bias: ValueBias = "as_hooked",
         output: Output = "raw",
+        memory_budget: MemoryBudget = None,
         diagnosis: Doctor | None = None,
     ) -> None:
         one_of("on_unsupported", on_unsupported, ("raise", "skip"))
@@ -101,8 +107,9 @@ class Probe:
         self.sites = [site for site in candidates if site.layer not in refused]
         self.skipped_layers = refused
         self.reader = LayerReader(
-            model, self.sites, self.diagnosis, sink=sink, value_bias=value_bias, output=output
-        )
+            model, self.sites, self.diagnosis, sink=sink, value_bias=value_bias, output=output,
+            memory_budget=memory_budget,
+        )  # fmt: skip
         self.measures = checked_measures(measures)
         self._kept_heads = kept_heads(self.sites, heads, self.skipped_layers)
         self._rows = {site.index: row for row, site in enumerate(self.sites)}

@@ -20,6 +20,7 @@ from tl_geometry.measures.devices import upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule, sink_ordinals
+from tl_geometry.measures.memory import MemoryBudget, checked_budget
 from tl_geometry.measures.scaling import work_dtype
 
 __all__ = ["LayerReader", "named_layer", "plain_sink"]
@@ -44,6 +45,7 @@ class LayerReader:
         sink: SinkRule = "first",
         value_bias: ValueBias = "as_hooked",
         output: Output = "raw",
+        memory_budget: MemoryBudget = None,
     ) -> None:
         one_of("value_bias", value_bias, ("as_hooked", "remove"))
         one_of("output", output, ("raw", "normed"))
@@ -51,6 +53,7 @@ class LayerReader:
         self.sites = list(sites)
         self.reports = {report.layer: report for report in diagnosis.layers}
         self.sink, self.value_bias, self.output = sink, value_bias, output
+        self.memory_budget = checked_budget(memory_budget)
         self.without_norm: list[int | str] = []
         self._read_factors()
         self._frames = Frames(self.sites)
@@ -123,11 +126,13 @@ class LayerReader:
                     f"the pattern has {pattern.shape[-2]} queries and {pattern.shape[-1]} keys: with a KV "
                     "cache the values of earlier positions are not at hand; run the full text uncached"
                 )
+            available = masks.available(site, self.reports[site.layer], pattern)
+            in_pattern = isinstance(self.sink, str) and self.sink == "auto"
             return AttentionGeometry(
                 pattern,
                 v,
                 site.W_O.detach(),
-                available=masks.available(site, self.reports[site.layer], pattern),
+                available=available,
                 sink=self._sink(pattern),
                 z=z,
                 value_bias="as_hooked" if bias is None else "remove",
@@ -141,6 +146,8 @@ class LayerReader:
                 null_sinks=not self.reports[site.layer].rows_sum_to_one,
                 layer=site.index,
                 documents=documents,
+                memory_budget=self.memory_budget,
+                shared=None if in_pattern else masks.shared(site),
             )
 
     def _sink(self, pattern: Tensor) -> SinkRule:

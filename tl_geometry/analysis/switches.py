@@ -153,7 +153,7 @@ class Switches(Accumulator):
 
     def _halfspace(self, geometry: AttentionGeometry) -> Measured:
         """The values of each head apart, the tokens alike."""
-        kept = spread_tokens(geometry.available.any(-2).any(1), self.most_tokens)
+        kept = spread_tokens(geometry.real_keys.any(1), self.most_tokens)
         count = kept.sum(-1)
         heads = [
             halfspace_margins(x, None, mask=kept, seed=self.seed) for x in geometry.values.unbind(1)

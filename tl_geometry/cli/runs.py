@@ -107,6 +107,10 @@ def analyze(
     skip_unsupported: Annotated[
         bool, typer.Option("--skip-unsupported", help="Leave out layers that are not supported.")
     ] = False,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(help="For temporaries, e.g. 500MB; default: a quarter of what is free."),
+    ] = None,
     keep_examples: Annotated[int, typer.Option(min=0, help="Windows to keep in full.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the random controls.")] = 0,
     checkpoint: Checkpoint = None,
@@ -132,6 +136,7 @@ def analyze(
         "top_n": tuple(parse_numbers(top_n, "--top-n")),
         "value_bias": "as_hooked" if value_bias else "remove",
         "output": "normed" if output_norm else "raw",
+        "memory_budget": memory_budget,
         "seed": seed,
         "checkpoint": checkpoint,
         "checkpoint_every": checkpoint_every,

@@ -14,12 +14,12 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.arguments import one_of, real_number
-from tl_geometry.measures.clusters import ULPS, RowBlock, hide_selected, row_blocks
+from tl_geometry.measures.clusters import ULPS, RowBlock, at_sizes, hide_selected, row_blocks
 from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
@@ -179,7 +179,7 @@ def _lengths(
 def _bounds(
     geometry: AttentionGeometry, values: Tensor, cosine: Range | None, sink_cosine: Range | None
 ) -> tuple[Tensor, ...]:
-    real = geometry.available.any(-2).any(1, keepdim=True)
+    real = geometry.real_keys.any(1, keepdim=True)
     others = (real & ~geometry.sinks).expand(values.shape[:3])
     sinks = geometry.sinks.expand(values.shape[:3])
     norms = safe_norm(values)
@@ -201,18 +201,23 @@ def _bounds(
     return tuple(bound[..., None, None] for bound in (low, high, sink_low, sink_high))
 
 
+_AWAY = 4.0  # moves a cosine that does not count beyond all others
+
+
 def _pair_range(geometry: AttentionGeometry, unit: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest and largest cosine between two different values that are no sinks (0 where there are no two)."""
     low, high = [], []
-    # Infinities move the pairs that do not count out of the way of either extreme.
-    away = torch.zeros_like(unit[..., 0]).masked_fill_(~others, torch.inf)
-    for part in geometry.blocks(geometry.n_keys):
-        cosines = unit[:, :, part] @ unit.transpose(-1, -2)
-        for found, sign, smallest in ((low, 1, torch.amin), (high, -1, torch.amax)):
-            pairs = cosines + sign * away.unsqueeze(-2)
-            pairs.diagonal(offset=part.start, dim1=-2, dim2=-1).fill_(sign * torch.inf)
-            extreme = smallest(pairs, -1) + sign * away[:, :, part]
-            found.append(smallest(extreme, -1))
+    away = others.logical_not().to(unit.dtype) * _AWAY
+    for part in geometry.blocks(geometry.n_keys, copies=4):
+        keys = slice(0, part.stop)  # the other half says the same
+        pairs = unit[:, :, part] @ unit[:, :, keys].transpose(-1, -2)
+        same = pairs.diagonal(offset=part.start, dim1=-2, dim2=-1)
+        pairs.add_(away[..., None, keys])
+        same.fill_(_AWAY)
+        low.append((pairs.amin(-1) + away[:, :, part]).amin(-1))
+        pairs.sub_(2 * away[..., None, keys])
+        same.fill_(-_AWAY)
+        high.append((pairs.amax(-1) - away[:, :, part]).amax(-1))
     smallest, largest = torch.stack(low).amin(0), torch.stack(high).amax(0)
     none = smallest > largest
     return smallest.masked_fill(none, 0), largest.masked_fill(none, 0)
@@ -235,10 +240,9 @@ def _possible_inversions(
     is_sink = sinks.expand_as(q).gather(-1, order)
     best = q.gather(-1, order)
     others = best.masked_fill(is_sink, 0)
-    last = [min(size, order.shape[-1]) - 1 for size in sizes]
-    total = others.cumsum(-1)[..., last].unsqueeze(-1)
+    total = at_sizes(others.cumsum(-1), sizes).unsqueeze(-1)
     q_sink = (q * sinks.to(q.dtype)).sum(-1, keepdim=True)
-    pull = (q_sink * (is_sink.cumsum(-1)[..., last] > 0)).unsqueeze(-1)
+    pull = (q_sink * at_sizes(is_sink.cumsum(-1) > 0, sizes)).unsqueeze(-1)
     low, high, sink_low, sink_high = (x.unsqueeze(-1) for x in vars(bounds).values())
     best = best.unsqueeze(-2)
     upper = -best.square() - 2 * best * torch.where(
@@ -255,8 +259,11 @@ def _possible_inversions(
         lower.scatter_(-1, key, torch.where(known, own, lower.gather(-1, key)))
     lower.add_(torch.zeros_like(keep, dtype=q.dtype).masked_fill_(~keep, torch.inf).unsqueeze(-2))
     hide_selected(lower, order, sizes)
-    slack = 4 * ULPS * torch.finfo(q.dtype).eps * (
-        (total + pull).square() + q.amax(-1, keepdim=True).square().unsqueeze(-1)
+    slack = (
+        4
+        * ULPS
+        * torch.finfo(q.dtype).eps
+        * ((total + pull).square() + q.amax(-1, keepdim=True).square().unsqueeze(-1))
     )
     reach = (upper + slack).masked_fill(~chosen, -torch.inf)
     inversions = torch.searchsorted(sort_rows(lower), reach, right=True).sum(-1).to(q.dtype)

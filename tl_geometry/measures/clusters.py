@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from tl_geometry.measures.devices import constants, upload
@@ -200,9 +200,10 @@ class _Scorer:
             # D^2 - |s|^2 = |y|^2 - 2 <y, s>: the order of distances without computing them.
             gap = along.mul_(-2).add_(lengths.square().unsqueeze(-2))
             longest = lengths.gather(-1, order).square().cummax(-1).values
-            last = [min(size, order.shape[-1]) - 1 for size in self.sizes]
-            slack = square + longest[..., last]
-        gap.add_(torch.zeros_like(keep, dtype=gap.dtype).masked_fill_(~keep, torch.inf).unsqueeze(-2))
+            slack = square + at_sizes(longest, self.sizes)
+        gap.add_(
+            torch.zeros_like(keep, dtype=gap.dtype).masked_fill_(~keep, torch.inf).unsqueeze(-2)
+        )
         slack = slack * ULPS * torch.finfo(gap.dtype).eps
         counts = self._count(gap, order, chosen, slack)
         margin = counts.separated.to(gap.dtype) * 2 - 1
@@ -277,6 +278,13 @@ def take_vectors(
     return taken.view(*keys.shape, d)
 
 
+def at_sizes(
+    x: Shaped[Tensor, "batch head row n"], sizes: tuple[int, ...]
+) -> Shaped[Tensor, "batch head row size"]:
+    """What a running sum or maximum over an order has come to at each size."""
+    return torch.stack([x[..., min(size, x.shape[-1]) - 1] for size in sizes], -1)
+
+
 def hide_selected(
     x: Float[Tensor, "batch head row size some_keys"],
     order: Int[Tensor, "batch head row n"],
@@ -328,7 +336,7 @@ def random_rankings(
 ) -> Float[Tensor, "repeat batch row key"]:
     """Random scores for the control, the same for a document whatever batch or padding it comes in."""
     rank = (
-        geometry.rows.any(1) if not geometry.cross else geometry.available.any(1).any(-2)
+        geometry.rows.any(1) if not geometry.cross else geometry.real_keys.any(1)
     ).long().cumsum(-1) - 1
     drawn = []
     for document in geometry.documents:

@@ -101,7 +101,7 @@ def semantic_alignment(
 
 def cone_axis(geometry: AttentionGeometry) -> Float[Tensor, "batch head rank"]:
     """Mean direction mu of the values of each head, sinks and zero values apart; NaN where there are none."""
-    real = geometry.available.any(-2)
+    real = geometry.real_keys
     norms = geometry.value_norms
     keep = real & ~geometry.sinks & (norms > torch.finfo(norms.dtype).tiny)
     shares = torch.where(keep, 1 / torch.where(keep, norms, 1), 0)

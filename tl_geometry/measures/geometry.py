@@ -80,7 +80,7 @@ class AttentionGeometry(AttentionLayer):
         if self._hooked_z is None:
             return torch.zeros_like(self.rows[:, :1, 0]).expand(-1, self.n_heads)
         loud = (self.totals.along != 0) & self.rows
-        return (self._hooked_z == 0).all(-1).all(1) & loud.any(-1)
+        return (self._hooked_z.abs().sum((1, 3)) == 0) & loud.any(-1)
 
     @cached_property
     def values(self) -> Float[Tensor, "batch head key rank"]:
@@ -111,7 +111,7 @@ class AttentionGeometry(AttentionLayer):
     @cached_property
     def totals(self) -> RowTotals:
         """What one pass over the pattern tells of every row."""
-        hidden = (~self.available.any(-2).any(1))[:, None].to(self.dtype)
+        hidden = (~self.real_keys.any(1))[:, None].to(self.dtype)
         v = self.hooked_v.transpose(1, 2)
         lengths = v.abs().amax(-1)
         along = v @ sign_vector(v.shape[-1], v.device, self.dtype)

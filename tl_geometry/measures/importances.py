@@ -75,7 +75,7 @@ def random_importance(
     noise = document_noise(
         geometry.n_heads,
         geometry.rows.any(1),
-        geometry.available.any(1).any(-2),
+        geometry.real_keys.any(1),
         seed=seed,
         layer=geometry.layer,
         documents=geometry.documents,

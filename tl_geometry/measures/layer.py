@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -23,6 +23,8 @@ from tl_geometry.measures.masks import (
 )
 from tl_geometry.measures.memory import default_budget
 from tl_geometry.measures.scaling import work_dtype
+
+_Found = TypeVar("_Found")
 
 ValueBias: TypeAlias = Literal["as_hooked", "remove"]
 Output: TypeAlias = Literal["raw", "normed"]
@@ -54,6 +56,8 @@ class AttentionLayer:
             so that they don't depend on how a corpus is batched.
         memory_budget: bytes that temporaries of the pattern's kind may take together, which decides how many
             rows are worked on at once (one row of all heads at least); by default a quarter of what is free.
+        shared: what follows from masks and sinks alone, for layers that have them in common; filled as it is asked
+            for. Not where sinks are found in the pattern.
 
     Raises:
         TypeError: an input is not a floating point tensor.
@@ -81,6 +85,7 @@ class AttentionLayer:
         layer: int = 0,
         documents: Sequence[int] | None = None,
         memory_budget: int | None = None,
+        shared: dict[Hashable, Any] | None = None,
     ) -> None:
         check_layer(pattern, v, W_O)
         check_devices(
@@ -93,6 +98,7 @@ class AttentionLayer:
         )
         one_of("value_bias", value_bias, ("as_hooked", "remove"))
         one_of("output", output, ("raw", "normed"))
+        self._shared = {} if shared is None else shared
         self.dtype = work_dtype(pattern, v, W_O)
         self.available = resolve_available(pattern, available)
         self.rounded = torch.finfo(pattern.dtype).bits < 32
@@ -102,8 +108,7 @@ class AttentionLayer:
             self.pattern = self.pattern.masked_fill(~self.available, 0)
         self.v = v.to(self.dtype)
         if available is not None:  # whatever stands at padding, NaN included, takes part in nothing
-            seen = self.available.any(-2).any(1)
-            self.v = self.v.masked_fill(~seen[..., None, None], 0)
+            self.v = self.v.masked_fill(~self.real_keys.any(1)[..., None, None], 0)
         self.hooked_v = self.v
         self._hooked_z = z
         if value_bias == "remove":
@@ -150,36 +155,49 @@ class AttentionLayer:
         group = self.n_heads // x.shape[dim]
         return x if group == 1 else x.repeat_interleave(group, dim)
 
-    @cached_property
+    def _once(self, name: Hashable, compute: Callable[[], _Found]) -> _Found:
+        """What layers with the same masks and sinks have in common, computed for the first of them."""
+        if name not in self._shared:
+            self._shared[name] = compute()
+        found: _Found = self._shared[name]
+        return found
+
+    @property
     def rows(self) -> Bool[Tensor, "batch head_or_1 query"]:
         """Rows that count: queries which can see any key."""
-        return self.available.any(-1)
+        return self._once("rows", lambda: self.available.any(-1))
 
-    @cached_property
+    @property
+    def real_keys(self) -> Bool[Tensor, "batch head_or_1 key"]:
+        """Keys that any query can see."""
+        return self._once("real_keys", lambda: self.available.any(-2))
+
+    @property
     def sinks(self) -> Bool[Tensor, "batch head_or_1 key"]:
         """Keys that are sinks."""
-        return resolve_sinks(self._sink, self.available, self.pattern)
+        return self._once("sinks", lambda: resolve_sinks(self._sink, self.available, self.pattern))
 
-    @cached_property
+    @property
     def sees_sink(self) -> Bool[Tensor, "batch head_or_1 query"]:
         """Queries from which a sink can be seen."""
-        return (self.available & self.sinks.unsqueeze(-2)).any(-1)
+        return self._once("sees_sink", lambda: (self.available & self.sinks.unsqueeze(-2)).any(-1))
 
-    @cached_property
+    @property
     def sink_queries(self) -> Bool[Tensor, "batch head_or_1 query"]:
         """Queries that are sinks themselves (never, where queries and keys are different sequences)."""
-        if self.cross:
-            return torch.zeros_like(self.rows)
-        return self.sinks
+        return torch.zeros_like(self.rows) if self.cross else self.sinks
 
-    @cached_property
+    @property
     def sink_rows(self) -> Bool[Tensor, "batch head_or_1 query"]:
         """Rows that sink statistics count: later queries from which a sink can be seen."""
-        return self.rows & self.sees_sink & ~self.sink_queries
+        return self._once("sink_rows", lambda: self.rows & self.sees_sink & ~self.sink_queries)
 
-    @cached_property
+    @property
     def sink_keys(self) -> tuple[Int[Tensor, "batch head slot"], Bool[Tensor, "batch head slot"]]:
         """Positions of the sinks of each head, padded to the same number, and which of them are real."""
+        return self._once("sink_keys", self._find_sink_keys)
+
+    def _find_sink_keys(self) -> tuple[Tensor, Tensor]:
         if isinstance(self._sink, (str, Tensor)):
             first = isinstance(self._sink, str) and self._sink == "first"
             if not first:
@@ -205,10 +223,12 @@ class AttentionLayer:
         index, _ = self.sink_keys
         return x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
 
-    @cached_property
+    @property
     def sink_seen(self) -> Bool[Tensor, "batch head query slot"]:
         """Whether a query can see each of its sinks."""
-        return self.sink_columns(self.available.expand(-1, self.n_heads, -1, -1))
+        return self._once(
+            "sink_seen", lambda: self.sink_columns(self.available.expand(-1, self.n_heads, -1, -1))
+        )
 
     @cached_property
     def sink_attention(self) -> Float[Tensor, "batch head query"]:
@@ -228,6 +248,9 @@ class AttentionLayer:
 
         Chosen among the real rows only, so that padding doesn't move them.
         """
+        return self._once(("spread_rows", n), lambda: self._spread_rows(n))
+
+    def _spread_rows(self, n: int) -> tuple[Tensor, Tensor]:
         real = self.rows.any(1)
         count = real.sum(-1, keepdim=True)
         place = torch.arange(1, n + 1, device=real.device)

@@ -48,6 +48,23 @@ def sort_with_order(
     return x.gather(-1, order), order
 
 
+def masked_median(
+    x: Float[Tensor, "*rows n"], keep: Bool[Tensor, "*rows n"]
+) -> Float[Tensor, "*rows"]:
+    """Median of the kept entries of each row, NaN apart; the mean of the middle two, NaN where there is none.
+
+    >>> x = torch.tensor([3.0, 1.0, 9.0, 2.0])
+    >>> masked_median(x, torch.tensor([True, True, True, True])).item()
+    2.5
+    """
+    keep = keep & ~x.isnan()
+    count = keep.sum(-1, keepdim=True)
+    ordered = sort_rows(x.masked_fill(~keep, torch.inf))
+    middle = torch.cat([(count - 1).clamp(min=0) // 2, count // 2], -1).clamp(max=x.shape[-1] - 1)
+    low, high = ordered.gather(-1, middle).unbind(-1)
+    return (low + (high - low) / 2).masked_fill(count.squeeze(-1) == 0, torch.nan)
+
+
 def running_max(x: Int[Tensor, "*rows n"]) -> Int[Tensor, "*rows n"]:
     """The largest entry of each row up to each place.
 

@@ -33,7 +33,9 @@ def average_ranks(
     edge = torch.ones_like(order[..., :1], dtype=torch.bool)
     first = running_max(place * torch.cat([edge, differs], -1))
     beyond = x.shape[-1] - 1 - place  # counted from the end, so that the next edge is a largest one
-    last = x.shape[-1] - 1 - running_max((beyond * torch.cat([differs, edge], -1)).flip(-1)).flip(-1)
+    last = (
+        x.shape[-1] - 1 - running_max((beyond * torch.cat([differs, edge], -1)).flip(-1)).flip(-1)
+    )
     return torch.zeros_like(x).scatter(-1, order, (first + last).to(x.dtype) / 2)
 
 

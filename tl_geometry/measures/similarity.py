@@ -21,7 +21,7 @@ from tl_geometry.measures.checks import check_axes, check_bool
 from tl_geometry.measures.devices import check_devices
 from tl_geometry.measures.scaling import power_of_two, scale, work_dtype
 
-PART_ELEMENTS = 2**18
+PART_ELEMENTS = 2**19
 
 
 def token_similarity(

@@ -152,9 +152,7 @@ def _without_sinks(
     ones = kept.to(others.dtype).expand(*others.shape[:-1], 1)
     others = torch.cat([others, ones], -1)
     pattern, others = geometry.pattern.flatten(0, 1), others.flatten(0, 1)
-    parts = [
-        torch.bmm(pattern[:, rows, keys], others[:, keys]) for rows, keys in geometry.spans()
-    ]
+    parts = [torch.bmm(pattern[:, rows, keys], others[:, keys]) for rows, keys in geometry.spans()]
     both = torch.cat(parts, -2).unflatten(0, geometry.pattern.shape[:2])
     missing = 1 - geometry.sink_attention
     if geometry.rounded:

@@ -25,8 +25,9 @@ from tl_geometry.measures.masks import (
     resolve_available,
     resolve_sinks,
 )
+from tl_geometry.measures.ranking import masked_median
 from tl_geometry.measures.ranks import spearman
-from tl_geometry.measures.scaling import full_precision, safe_norm, scaled_length
+from tl_geometry.measures.scaling import full_precision, scaled_length
 
 
 @dataclass(frozen=True)
@@ -187,19 +188,24 @@ def sink_geometry(
 
 def value_geometry(geometry: AttentionGeometry) -> dict[str, Float[Tensor, "batch head"]]:
     """Lengths and cosines of the sinks' values against the others', in head space and in model space."""
-    real = geometry.available.any(-2).expand(-1, geometry.n_heads, -1)
+    real = geometry.real_keys.expand(-1, geometry.n_heads, -1)
     sinks = geometry.sinks.expand(-1, geometry.n_heads, -1)
     others = real & ~sinks
     found = {}
-    head_space = geometry.per_head(geometry.v.transpose(1, 2))
-    for suffix, values in (("", head_space), ("_model", geometry.values)):
-        norms = safe_norm(values)
+    spaces = (
+        ("", geometry.head_values, geometry.raw_value_norms),
+        ("_model", geometry.values, geometry.value_norms),
+    )
+    for suffix, values, norms in spaces:
         sink_norm = masked_mean(norms, sinks)
-        other_norm = torch.where(others, norms, torch.nan).nanquantile(0.5, dim=-1)
-        unit = values / torch.where(norms > 0, norms, torch.nan).unsqueeze(-1)
+        other_norm = masked_median(norms, others)
         # Cosines to several sinks average into the product with their mean direction.
-        direction = torch.where(sinks.unsqueeze(-1), unit, 0).sum(-2) / sinks.sum(-1, keepdim=True)
-        cosine = torch.einsum("bhkd,bhd->bhk", unit, direction).clamp(-1, 1)
+        per_length = 1 / norms.masked_fill(norms == 0, torch.nan)
+        index, known = geometry.sink_keys
+        shares = torch.where(known, per_length.gather(-1, index), 0) / known.sum(-1, keepdim=True)
+        direction = shares.unsqueeze(-2) @ geometry.sink_vectors(values)
+        along = (values @ direction.transpose(-1, -2)).squeeze(-1)
+        cosine = (along * per_length).clamp(-1, 1)
         use = others & ~cosine.isnan()
         found[f"norm_ratio{suffix}"] = sink_norm / other_norm
         if suffix:

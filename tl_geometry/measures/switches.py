@@ -22,6 +22,7 @@ from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
+from tl_geometry.measures.ranking import masked_median
 from tl_geometry.measures.scaling import full_precision, safe_norm
 from tl_geometry.measures.sinks import masked_mean
 
@@ -116,9 +117,9 @@ def own_rows(geometry: AttentionGeometry) -> Bool[Tensor, "batch head_or_1 query
 
 def switches(geometry: AttentionGeometry, fractions: tuple[float, ...]) -> SwitchRates:
     """Off rates with their sink rates, and the diagonal's share of attention."""
-    others = geometry.available.any(-2).any(1, keepdim=True) & ~geometry.sinks
+    others = geometry.real_keys.any(1, keepdim=True) & ~geometry.sinks
     norms = geometry.value_norms
-    typical = torch.where(others, norms, torch.nan).nanquantile(0.5, dim=-1)
+    typical = masked_median(norms, others.expand_as(norms))
     # An output that has cancelled to rounding error is a short one, one that is no number neither.
     length = safe_norm(geometry.outputs).unsqueeze(-2)
     rows = own_rows(geometry).unsqueeze(-2)
