@@ -78,7 +78,7 @@ class Separability(Accumulator):
         *,
         queries: int = 64,
         repeats: int = 1,
-        control_queries: int = 16,
+        control_queries: int = 8,
         seed: int = 0,
     ) -> None:
         super().__init__()

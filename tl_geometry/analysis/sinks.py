@@ -156,7 +156,7 @@ class Sinks(Accumulator):
         "power": [0, 1, 2],
     }
 
-    def __init__(self, epsilon: float = 0.3, tail_queries: int = 8) -> None:
+    def __init__(self, epsilon: float = 0.3, tail_queries: int = 4) -> None:
         super().__init__()
         if not 0 <= epsilon <= 1:
             raise ValueError(

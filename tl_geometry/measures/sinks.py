@@ -246,11 +246,11 @@ def tail_correlations(
 
     All rows, or ``queries`` evenly spaced ones of each document.
     """
-    keep = (geometry.available & ~geometry.sinks.unsqueeze(-2)).expand(-1, geometry.n_heads, -1, -1)
-    rows = None
+    rows, keep = None, geometry.available
     if queries is not None:
         rows, real = geometry.spread_rows(queries)
         keep = geometry.take_rows(keep, rows) & real[:, None, :, None]
+    keep = keep & ~geometry.sinks.unsqueeze(-2)
     factors = geometry.factors("intra", rows)
     return _correlations(factors[0] * factors[1] * factors[2], factors, keep)
 
