@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from tl_geometry.analysis.accumulator import Accumulator, Measured, Variable
 from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.measures.certificate import certify_rows
 from tl_geometry.measures.clusters import (
+    Scorer,
     SeparabilityScores,
     random_rankings,
     row_blocks,
-    score_rows,
 )
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.separability import TOP_N, checked_sizes, inversion_bounds
@@ -106,7 +105,7 @@ class Separability(Accumulator):
         """One number per document and head for each variable."""
         rows, real = geometry.spread_rows(min(self.queries, geometry.n_queries))
         blocks = list(row_blocks(geometry, rows, real, self.top_n))
-        score = partial(score_rows, geometry, sizes=self.top_n, margins=False)
+        score = Scorer(geometry, self.top_n, margins=False).score_rows
         scores = score(blocks)
         found = _means(scores, "") | _means(
             score(blocks, exclude_sink=True, inversions=False), "_no_sink"

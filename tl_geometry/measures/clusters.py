@@ -113,72 +113,77 @@ def row_blocks(
         yield RowBlock(part, chosen, alpha.masked_fill(~keep, 0), keep, max(sizes))
 
 
-def score_rows(
-    geometry: AttentionGeometry,
-    blocks: Iterable[RowBlock],
-    sizes: tuple[int, ...],
-    *,
-    rank_by: RankBy = "attention",
-    exclude_sink: bool = False,
-    distance: Distance = "euclidean",
-    space: Space = "head",
-    random: Float[Tensor, "batch row key"] | None = None,
-    inversions: bool = True,
-    margins: bool = True,
-) -> SeparabilityScores:
-    """Scores of some rows of each document, a block of rows at a time.
+class Scorer:
+    """Scores blocks of rows, all sizes N together; what several rankings have in common is computed once.
 
-    Inversions and margins cost about as much as all the rest. Without ``inversions`` these are NaN; without
-    ``margins`` only their signs are right, and all are 1 or -1.
+    >>> scorer = Scorer(geometry, (1, 2, 4))
+    >>> blocks = list(row_blocks(geometry, *geometry.spread_rows(64), scorer.sizes))
+    >>> scorer.score_rows(blocks).f_score, scorer.score_rows(blocks, exclude_sink=True).f_score
+
+    Inversions and margins cost about as much as all the rest. Without ``margins`` only their signs are right,
+    and all are 1 or -1.
     """
-    values = geometry.head_values if space == "head" else geometry.values
-    # Values at a scale of order one; a margin is a length, so it goes back to its own at the end.
-    exponent = power_of_two(values, (-2, -1))
-    values = scale(values, -exponent)
-    if space == "model":
-        exponent = exponent + geometry.frame.exponent[:, None, None]
-    scorer = _Scorer(values, exponent, sizes, distance, inversions, margins)
-    found, rows = [], []
-    for block in blocks:
-        alpha, keep = block.alpha, block.keep
-        if exclude_sink:
-            keep = keep & ~geometry.sinks[..., None, block.keys]
-            alpha = alpha * keep.to(alpha.dtype)
-        lengths = alpha * scorer.lengths[..., None, block.keys]
-        if rank_by == "attention" and not exclude_sink:
-            order = block.order
-        else:
-            ranking = alpha if rank_by == "attention" else lengths
-            if random is not None:
-                ranking = random[:, None, block.part, block.keys].expand_as(alpha)
-            order = top_keys(ranking, keep, block.order_size)
-        found.append(scorer.score(alpha, keep, lengths, order))
-        rows.append(block.rows)
-    whole = (torch.cat(parts, 2) for parts in zip(*found, strict=True))
-    precision, recall, f_score, margin, pairs = whole
-    return SeparabilityScores(precision, recall, f_score, margin, pairs, torch.cat(rows, 1))
 
+    def __init__(
+        self,
+        geometry: AttentionGeometry,
+        sizes: tuple[int, ...],
+        *,
+        distance: Distance = "euclidean",
+        space: Space = "head",
+        margins: bool = True,
+    ) -> None:
+        self.geometry, self.sizes, self.distance, self.margins = geometry, sizes, distance, margins
+        values = geometry.head_values if space == "head" else geometry.values
+        # Values at a scale of order one; a margin is a length, so it goes back to its own at the end.
+        exponent = power_of_two(values, (-2, -1))
+        self.values: Float[Tensor, "batch head key d"] = scale(values, -exponent)
+        self.lengths: Float[Tensor, "batch head key"] = torch.linalg.vector_norm(
+            self.values, dim=-1
+        )
+        if space == "model":
+            exponent = exponent + geometry.frame.exponent[:, None, None]
+        self.exponent: Int[Tensor, "batch head 1 1"] = exponent
 
-@dataclass(frozen=True)
-class _Scorer:
-    """Scores blocks of rows, all sizes together; ``size`` is the axis of the sizes."""
+    def score_rows(
+        self,
+        blocks: Iterable[RowBlock],
+        *,
+        rank_by: RankBy = "attention",
+        exclude_sink: bool = False,
+        random: Float[Tensor, "batch row key"] | None = None,
+        inversions: bool = True,
+    ) -> SeparabilityScores:
+        """Scores of some rows of each document, a block of rows at a time; no ``inversions`` are NaN."""
+        found, rows = [], []
+        for block in blocks:
+            alpha, keep = block.alpha, block.keep
+            if exclude_sink:
+                keep = keep & ~self.geometry.sinks[..., None, block.keys]
+                alpha = alpha * keep.to(alpha.dtype)
+            lengths = alpha * self.lengths[..., None, block.keys]
+            if rank_by == "attention" and not exclude_sink:
+                order = block.order
+            else:
+                ranking = alpha if rank_by == "attention" else lengths
+                if random is not None:
+                    ranking = random[:, None, block.part, block.keys].expand_as(alpha)
+                order = top_keys(ranking, keep, block.order_size)
+            found.append(self._score(alpha, keep, lengths, order, inversions))
+            rows.append(block.rows)
+        whole = (torch.cat(parts, 2) for parts in zip(*found, strict=True))
+        precision, recall, f_score, margin, pairs = whole
+        return SeparabilityScores(precision, recall, f_score, margin, pairs, torch.cat(rows, 1))
 
-    values: Float[Tensor, "batch head key d"]
-    exponent: Int[Tensor, "batch head 1 1"]
-    sizes: tuple[int, ...]
-    distance: Distance
-    inversions: bool
-    margins: bool
-
-    def score(
+    def _score(
         self,
         alpha: Float[Tensor, "batch head row some_keys"],
         keep: Bool[Tensor, "batch head_or_1 row some_keys"],
         lengths: Float[Tensor, "batch head row some_keys"],
         order: Int[Tensor, "batch head row n"],
+        inversions: bool,
     ) -> tuple[Tensor, ...]:
         """Precision, recall, F, margin and inversions of rows whose best keys come in this order."""
-        values = self.values[:, :, : alpha.shape[-1]]
         # Each row at a scale of order one as well: where the sink is left out, all the rest can be tiny.
         row_exponent = power_of_two(lengths, -1)
         alpha, lengths = (scale(x, -row_exponent) for x in (alpha, lengths))
@@ -188,7 +193,7 @@ class _Scorer:
         best = alpha.gather(-1, order).unsqueeze(-2) * chosen.to(alpha.dtype)
         sums = best @ take_vectors(self.values, order)
         square = sums.square().sum(-1)
-        along = _products(sums, values).mul_(alpha.unsqueeze(-2))
+        along = self._products(sums, alpha.shape[-1]).mul_(alpha.unsqueeze(-2))
         if self.distance == "cosine":
             # The guard of the definition, in the units of this row.
             floor = torch.full_like(square[..., :1], _COSINE_FLOOR)
@@ -205,7 +210,7 @@ class _Scorer:
             torch.zeros_like(keep, dtype=gap.dtype).masked_fill_(~keep, torch.inf).unsqueeze(-2)
         )
         slack = slack * ULPS * torch.finfo(gap.dtype).eps
-        counts = self._count(gap, order, chosen, slack)
+        counts = self._count(gap, order, chosen, slack, inversions)
         margin = counts.separated.to(gap.dtype) * 2 - 1
         if self.margins:
             far, near = counts.farthest_selected, counts.nearest_other
@@ -219,10 +224,14 @@ class _Scorer:
         undefined = keep.sum(-1).unsqueeze(-1) <= n
         return _rates(n, counts, margin, undefined=undefined)
 
-    @cached_property
-    def lengths(self) -> Float[Tensor, "batch head key"]:
-        """|v|."""
-        return self.values.square().sum(-1).sqrt()
+    def _products(
+        self, sums: Float[Tensor, "batch head row size d"], n_key: int
+    ) -> Float[Tensor, "batch head row size some_keys"]:
+        """Inner products of every sum with every value."""
+        # With batch and head as one axis, the slice of keys needs no copy.
+        values = self.values.flatten(0, 1)[:, :n_key].transpose(1, 2)
+        found = torch.bmm(sums.flatten(0, 1).flatten(1, 2), values)
+        return found.view(*sums.shape[:-1], n_key)
 
     def _distance(
         self,
@@ -240,6 +249,7 @@ class _Scorer:
         order: Int[Tensor, "batch head row n"],
         chosen: Bool[Tensor, "size n"],
         slack: Float[Tensor, "batch head row size"],
+        inversions: bool,
     ) -> _Counts:
         """Compare selected with unselected distances; those within the slack are equal. Overwrites ``gap``."""
         places = order.unsqueeze(-2).expand(*gap.shape[:-1], -1)
@@ -249,7 +259,7 @@ class _Scorer:
         nearest, nearest_key = gap.min(-1) if self.margins else (gap.amin(-1), place)
         reach = selected + slack.unsqueeze(-1)
         farthest_reach = farthest + slack
-        if self.inversions:
+        if inversions:
             # A selected key is out of order with every unselected one that lies within its reach.
             within = torch.searchsorted(sort_rows(gap), reach, right=True)
             false_positives, pairs = within.amax(-1), within.sum(-1)
@@ -295,14 +305,6 @@ def hide_selected(
     """Put infinity in the place of the first n keys of the order, for each size n."""
     for place, size in enumerate(sizes):
         x.select(-2, place).scatter_(-1, order[..., :size], torch.inf)
-
-
-def _products(
-    sums: Float[Tensor, "batch head row size d"], values: Float[Tensor, "batch head some_keys d"]
-) -> Float[Tensor, "batch head row size some_keys"]:
-    """Inner products of every sum with every value."""
-    found = sums.flatten(2, 3) @ values.transpose(-1, -2)
-    return found.unflatten(2, sums.shape[2:4])
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,9 +24,9 @@ from tl_geometry.measures.checks import check_float
 from tl_geometry.measures.clusters import (
     Distance,
     RankBy,
+    Scorer,
     SeparabilityScores,
     row_blocks,
-    score_rows,
 )
 from tl_geometry.measures.devices import check_devices, constants, seeded
 from tl_geometry.measures.geometry import AttentionGeometry
@@ -90,26 +91,19 @@ def separability(
     exclude_sink = true_or_false("exclude_sink", exclude_sink)
     geometry = geometry_for(pattern, v, W_O, space=space, available=available, sink=sink)
     rows, real = select_rows(geometry, queries)
+    scorer = Scorer(geometry, sizes, distance=distance, space=space)
+    score = partial(scorer.score_rows, rank_by=rank_by, exclude_sink=exclude_sink)
     if rank_by != "random":
-        return score_rows(
-            geometry,
-            row_blocks(geometry, rows, real, sizes),
-            sizes,
-            rank_by=rank_by,
-            exclude_sink=exclude_sink,
-            distance=distance,
-            space=space,
-        )
+        return score(row_blocks(geometry, rows, real, sizes))
     drawn = seeded(pattern.device, whole_seed(seed), generator)
     shape = (pattern.shape[0], rows.shape[1], geometry.n_keys)
     runs = [
-        score_rows(
-            geometry, row_blocks(geometry, rows, real, sizes), sizes,
-            rank_by=rank_by, exclude_sink=exclude_sink, distance=distance, space=space,
+        score(
+            row_blocks(geometry, rows, real, sizes),
             random=torch.rand(shape, generator=drawn, device=pattern.device, dtype=torch.float32),
         )
         for _ in range(repeats)
-    ]  # fmt: skip
+    ]
     return _over_repeats(runs)
 
 
