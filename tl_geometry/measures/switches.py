@@ -23,7 +23,7 @@ from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.layer import Output, ValueBias
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.ranking import masked_median
-from tl_geometry.measures.scaling import full_precision
+from tl_geometry.measures.scaling import full_precision, safe_norm
 from tl_geometry.measures.sinks import masked_mean
 
 FRACTIONS: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3)
