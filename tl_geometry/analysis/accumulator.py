@@ -89,7 +89,7 @@ class Accumulator(Metric):
     coords: Mapping[str, Sequence[str | int | float]] = {}
 
     def __init__(self) -> None:
-        super().__init__(compute_with_cache=False)
+        super().__init__(compute_with_cache=False, sync_on_compute=False)
         self.bound = False
 
     def check_free(self) -> None:

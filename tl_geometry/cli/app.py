@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from tl_geometry.arguments import processes_launched
 from tl_geometry.cli import costs, evaluations, interventions, runs
 
 __all__ = ["app", "main"]
@@ -24,9 +25,13 @@ _UsageError: Any = typer.BadParameter.__base__
 
 _USER_ERRORS = (ValueError, OSError, ImportError)
 _INTERRUPTED = 130
-# Where errors of these very types say what is wrong with the model, the file or the task, and the remedy.
+# Where errors of these types say what is wrong with the model, the file or the task, and the remedy.
 _CHECKS: dict[type[Exception], tuple[str, ...]] = {
-    RuntimeError: ("tl_geometry.analysis.ledger", "tl_geometry.analysis.files"),
+    RuntimeError: (
+        "tl_geometry.analysis.ledger",
+        "tl_geometry.analysis.files",
+        "tl_geometry.analysis.processes",
+    ),
     NotImplementedError: ("tl_geometry.evaluation.harness",),
 }
 
@@ -59,7 +64,9 @@ def _is_users(error: Exception) -> bool:
         # A failed import of Python's own has the name of the module; ours explain what to do.
         return not getattr(error, "name", None)
     raised_in = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
-    return raised_in[-1] in _CHECKS.get(type(error), ())
+    return any(
+        isinstance(error, kind) and raised_in[-1] in rooms for kind, rooms in _CHECKS.items()
+    )
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
@@ -92,11 +99,17 @@ def _version(wanted: bool) -> bool:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Options of the command itself."""
+    if processes_launched() > 1 and context.invoked_subcommand != "analyze":
+        raise typer.BadParameter(
+            f"{context.invoked_subcommand} runs in one process, and {processes_launched()} were started: only "
+            "analyze splits its documents over several"
+        )
 
 
 for command in (
