@@ -6,19 +6,19 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import conftest
-import numpy as np
 import pytest
+from analysis_data.killed_analyze import digest
 from analysis_data.reference import assert_equal
-from analysis_data.runs import corpus, run
-from analysis_data.shared_runs import RUNS, TOGETHER, options_of
+from analysis_data.runs import run
+from analysis_data.shared_runs import ALONE, RUNS, options_of
+from typer.testing import CliRunner
 
 from tl_geometry import analyze, load
-from tl_geometry.analysis import processes
-from tl_geometry.analysis.processes import OtherProcessError, Processes, joined
+from tl_geometry.cli import app
+from tl_geometry.models import load_model
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "analysis_data"
@@ -27,7 +27,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)]),
 }
-TEXT = "the cat sat on the mat . a dog ran over the hill and under a tree and then it was quick " * 3
+TEXT = (
+    "the cat sat on the mat . a dog ran over the hill and under a tree and then it was quick " * 3
+)
 
 pytestmark = pytest.mark.slow
 
@@ -89,43 +91,43 @@ def of_each(outcome, world):
 # The same numbers.
 
 
+@pytest.fixture(scope="module")
+def alone(model):
+    """What one process finds, each run made once."""
+    found = {}
+
+    def of(name):
+        if name not in found:
+            data, given = {**RUNS, **ALONE}[name]
+            found[name] = analyze(model, data(), **options_of(given))
+        return found[name]
+
+    return of
+
+
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("name", [*RUNS, *TOGETHER])
-def test_several_processes_give_the_numbers_of_one(outcome, place, model, world, name):
-    of_each(outcome, world)
-    data, given = (RUNS.get(name) or RUNS["everything"]) if name in RUNS else TOGETHER[name]
+@pytest.mark.parametrize("name", RUNS)
+def test_several_processes_give_the_numbers_of_one(outcome, place, alone, world, name):
+    digests = {found[name] for found, *_ in of_each(outcome, world)}
+    assert len(digests) == 1
+    one, several = alone(name), load(place / f"{name} {world}.nc")
+    assert digest(several) in digests
     if name == "other batches":
-        given = {**given, "batch_size": 2}
-    if name == "other order":
-        data = corpus
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        alone = analyze(model, data(), **options_of(given))
-    each = [load(place / f"{name} {world} {rank}.nc") for rank in range(world)]
-    assert all(ds.identical(each[0]) for ds in each)
-    apart = {"created", "processes"}
-    calls = [ds.calls.values for ds in (alone, each[0])] if "calls" in alone else None
-    assert_equal(*(ds.drop_vars("calls", errors="ignore") for ds in (alone, each[0])), 1e-6)
-    for attribute in set(alone.attrs) - apart:
-        assert each[0].attrs[attribute] == alone.attrs[attribute], attribute
-    assert set(each[0].attrs) == set(alone.attrs)
-    assert (each[0].attrs["processes"], alone.attrs["processes"]) == (world, 1)
-    if calls is not None and name != "other batches":
-        np.testing.assert_array_equal(*calls)
+        one, several = (ds.drop_vars("calls") for ds in (one, several))
+    assert_equal(several, one, 1e-6)
+    assert (several.attrs["processes"], one.attrs["processes"]) == (world, 1)
+    for attribute in {*several.attrs, *one.attrs} - {"created", "processes"}:
+        assert several.attrs[attribute] == one.attrs[attribute], attribute
 
 
-def test_some_processes_of_three_had_no_document(model):
-    """The case "one batch" above is what its name says."""
-    data, given = RUNS["one batch"]
-    ds = analyze(model, data(), **options_of(given))
-    assert int(ds.calls[0, 0]) == ds.sizes["layer"]
+def test_the_run_of_one_batch_leaves_processes_without_documents(alone):
+    ds = alone("one batch")
+    assert (ds.calls == ds.sizes["layer"]).all()
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_only_the_first_process_warns(outcome, world):
-    first, *others = (warned for warned, _ in of_each(outcome, world))
-    assert others == [[]] * (world - 1)
-    assert first == []
+def test_no_process_warns(outcome, world):
+    assert [warned for _, warned, _ in of_each(outcome, world)] == [[]] * world
 
 
 # Refusals.
@@ -149,25 +151,29 @@ SAME = "ValueError: the 2 processes must do the same, but "
     ],
 )
 def test_what_is_refused_is_refused_in_each_process(outcome, name, words):
-    for _, refused in of_each(outcome, 2):
+    for *_, refused in of_each(outcome, 2):
         for word in words:
             assert word in refused[name]
 
 
 def test_a_failure_of_one_process_is_told_to_the_other(outcome):
-    (_, first), (_, second) = of_each(outcome, 2)
+    (*_, first), (*_, second) = of_each(outcome, 2)
     assert second["one place"].startswith("FileNotFoundError: checkpoint: there is no directory")
-    assert first["one place"] == f"OtherProcessError: process 1 has failed with {second['one place']}"
+    assert (
+        first["one place"] == f"OtherProcessError: process 1 has failed with {second['one place']}"
+    )
     assert second["data of one"] == "OSError: the disk of process 1"
     assert "another process has ended or does not answer" in first["data of one"]
     assert "not all of the 2 processes have come here" in first["absent"]
 
 
 def test_alone_and_together_on_demand(outcome, model):
-    (_, first), (_, second) = of_each(outcome, 2)
+    (*_, first), (*_, second) = of_each(outcome, 2)
     assert (first["alone"], second["alone"]) == ([8, 1], [7, 1])
     assert first["together"] == second["together"] == [8, 2]
-    with pytest.raises(ValueError, match="this process is the only one: start several with torchrun"):
+    with pytest.raises(
+        ValueError, match="this process is the only one: start several with torchrun"
+    ):
         run(model, distributed=True)
 
 
@@ -220,7 +226,7 @@ def test_only_the_first_process_checks_writes_and_speaks(outcome):
     assert commands["taken"] == "mine"
     codes, (first, second) = commands["resumed"]
     assert codes == ["0", "0"]
-    assert first.endswith(f"command.nc: {len(TEXT.split()) // 7 + 1} documents, 75 tokens, 2 processes\n")
+    assert first.endswith("command.nc: 10 documents, 76 tokens, 2 processes\n")
     assert second == ""
 
 
@@ -230,3 +236,43 @@ def test_a_terminated_command_keeps_what_it_has_measured(outcome):
     assert first.endswith("tl-geometry: interrupted\n")
     assert "another process has ended" in second
     assert outcome["commands"]["there"] == [False, 1]
+
+
+def test_the_command_under_torchrun(place):
+    out = place / "torchrun.nc"
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tl_geometry"]
+    options = ["--n-ctx", 8, "--measures", "regimes,sinks", "--keep-examples", 2, "--out", out]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, "analyze", place / "model", "--text", place / "text.txt"]
+        + [str(option) for option in options],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{out}: 10 documents, 76 tokens, 2 processes\n"
+    assert "Warning" not in done.stderr
+    assert "destroy_process_group" not in done.stderr
+    found = load(out)
+    alone = analyze(
+        load_model(place / "model"),
+        [TEXT],
+        ["regimes", "sinks"],
+        n_ctx=8,
+        keep_examples=2,
+        progress=False,
+    )
+    assert_equal(found, alone, 1e-6)
+    assert found.attrs["corpus"] == [
+        {"name": "text.txt", "source": str(place / "text.txt"), "texts": 1, "tokens": 76}
+    ]
+
+
+def test_other_commands_are_refused_in_several_processes(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 2
+    assert "demo runs in one process, and 2 were started: only analyze" in result.output

@@ -23,7 +23,6 @@ from analysis_data.killed_analyze import digest
 from analysis_data.runs import corpus, run
 from analysis_data.shared_runs import (
     RUNS,
-    TOGETHER,
     Counting,
     Drawing,
     Growing,
@@ -49,13 +48,16 @@ def refusal(work):
 
 
 def results(model, rank, world, directory):
-    """The merged dataset of each run, in each process."""
+    """The merged dataset of each run: what each process got, and what it warned of."""
+    found = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for name, (data, given) in {**RUNS, **TOGETHER}.items():
+        for name, (data, given) in RUNS.items():
             ds = analyze(model, data(), **options_of(given))
-            save(ds, directory / f"{name} {world} {rank}.nc")
-    return sorted({str(w.message) for w in caught if issubclass(w.category, UserWarning)})
+            found[name] = digest(ds)
+            if rank == 0:
+                save(ds, directory / f"{name} {world}.nc")
+    return found, sorted({str(w.message) for w in caught if issubclass(w.category, UserWarning)})
 
 
 def refusals(model, rank, directory):
@@ -223,7 +225,7 @@ def main(directory, model_directory, texts):
         works = [
             lambda rank=rank, world=world: json.dumps(
                 [
-                    results(model, rank, world, directory),
+                    *results(model, rank, world, directory),
                     refusals(model, rank, directory) if world == 2 else {},
                 ]
             )

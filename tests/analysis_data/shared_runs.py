@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from analysis_data.runs import corpus
 
-from tl_geometry import Regimes
+from tl_geometry import Regimes, Separability
 from tl_geometry.analysis import Accumulator, Variable
 
 
@@ -44,7 +44,10 @@ class Reductions(Accumulator):
         return {
             "all": (Variable("all that is kept"), values.clone()),
             "calls": (Variable("calls"), torch.full_like(found["mine"], calls)),
-            "kinds": (Variable("dtype", over="rows"), torch.full_like(found["mine"], kind(numbers))),
+            "kinds": (
+                Variable("dtype", over="rows"),
+                torch.full_like(found["mine"], kind(numbers)),
+            ),
         }
 
 
@@ -114,20 +117,28 @@ def everything():
     return [*names, Reductions()]
 
 
+def some():
+    """Fewer variables: counts, a random control, a user's own."""
+    return ["regimes", Separability((1, 4), queries=4), Reductions()]
+
+
 COMMON: dict[str, Any] = {"n_ctx": 32, "batch_size": 2, "progress": False, "prepend_bos": False}
 
-# Data and options of each run; those of the second part only in the several processes.
+# Data and options of each run.
 RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "everything": (corpus, {"measures": everything, "keep_examples": 3}),
-    "single rows": (skipping, {"measures": everything, "batch_size": 1, "keep_examples": 1}),
-    "one batch": (lambda: corpus((9, 9, 5)), {"measures": everything, "batch_size": 4}),
     "padded": (padded, {"measures": everything}),
-    "stream": (lambda: (row[None] for row in corpus((8, 8, 9, 7, 9))), {"measures": everything}),
-    "named": (corpus, {"measures": lambda: ["sinks", "regimes"], "max_documents": 7, "seed": 3}),
+    "single rows": (skipping, {"measures": some, "batch_size": 1, "keep_examples": 1}),
+    "one batch": (lambda: corpus((9, 9, 5)), {"measures": some, "batch_size": 4}),
+    "stream": (lambda: (row[None] for row in corpus((8, 8, 9, 7, 9))), {"measures": some}),
+    "named": (corpus, {"measures": lambda: ["regimes"], "max_documents": 7, "seed": 3}),
+    "other batches": (corpus, {"measures": some, "batch_size": 3}),
+    "other order": (lambda: corpus()[::-1], {"measures": lambda: ["regimes"]}),
 }
-TOGETHER: dict[str, tuple[Any, dict[str, Any]]] = {
-    "other batches": (corpus, {**RUNS["everything"][1], "batch_size": 3}),
-    "other order": (lambda: corpus()[::-1], {"measures": lambda: ["sinks", "regimes"]}),
+# What one process does differently, for the same numbers.
+ALONE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "other batches": (corpus, {"measures": some}),
+    "other order": (corpus, {"measures": lambda: ["regimes"]}),
 }
 
 

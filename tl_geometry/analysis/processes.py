@@ -12,7 +12,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -195,14 +195,13 @@ def joined(distributed: bool | None = None) -> Iterator[Processes]:
             )
         yield Processes()
         return
-    groups = []
-    try:
-        for timeout in (ARRIVAL, PATIENCE):  # the first is the roll call; closed at once, others would miss it
-            groups.append(_group(timeout))
-        yield Processes(dist.get_rank(), dist.get_world_size(), groups[-1], device)
-    finally:
-        for group in groups:
-            dist.destroy_process_group(group)
+    with (
+        ExitStack() as groups
+    ):  # both to the end: who closes the first at once may cut off a slower one
+        for timeout in (ARRIVAL, PATIENCE):
+            group = _group(timeout)
+            groups.callback(dist.destroy_process_group, group)
+        yield Processes(dist.get_rank(), dist.get_world_size(), group, device)
 
 
 def _connected() -> bool:

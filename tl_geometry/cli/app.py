@@ -45,6 +45,15 @@ class _Group(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", _INTERRUPTED)
 
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        found = super().resolve_command(ctx, args)
+        if processes_launched() > 1 and found[0] != "analyze":
+            raise typer.BadParameter(
+                f"{found[0]} runs in one process, and {processes_launched()} were started: only analyze "
+                "splits its documents over several"
+            )
+        return found
+
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
         try:
@@ -99,17 +108,11 @@ def _version(wanted: bool) -> bool:
 
 @app.callback()
 def _options(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Options of the command itself."""
-    if processes_launched() > 1 and context.invoked_subcommand != "analyze":
-        raise typer.BadParameter(
-            f"{context.invoked_subcommand} runs in one process, and {processes_launched()} were started: only "
-            "analyze splits its documents over several"
-        )
 
 
 for command in (
