@@ -126,8 +126,10 @@ def test_the_run_of_one_batch_leaves_processes_without_documents(alone):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_no_process_warns(outcome, world):
-    assert [warned for _, warned, _ in of_each(outcome, world)] == [[]] * world
+def test_only_the_first_process_warns(outcome, world):
+    """Of what a measure warns of here, with every batch; of nothing else."""
+    warned = [warned for _, warned, _ in of_each(outcome, world)]
+    assert warned == [["a batch"], *[[]] * (world - 1)]
 
 
 # Refusals.

@@ -27,6 +27,7 @@ from analysis_data.shared_runs import (
     Drawing,
     Growing,
     Listing,
+    Loud,
     options_of,
 )
 
@@ -57,6 +58,7 @@ def results(model, rank, world, directory):
             found[name] = digest(ds)
             if rank == 0:
                 save(ds, directory / f"{name} {world}.nc")
+        run(model, measures=[Loud()])
     return found, sorted({str(w.message) for w in caught if issubclass(w.category, UserWarning)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -93,6 +94,14 @@ class Drawing(Regimes):
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator()
+
+
+class Loud(Regimes):
+    """Warns of every batch."""
+
+    def measure(self, geometry):
+        warnings.warn("a batch", UserWarning, stacklevel=2)
+        return super().measure(geometry)
 
 
 def padded():
