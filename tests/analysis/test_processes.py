@@ -69,7 +69,7 @@ def outcome(place):
         text=True,
         env=ENVIRONMENT,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert "destroy_process_group" not in done.stderr
@@ -251,7 +251,7 @@ def test_the_command_under_torchrun(place):
         text=True,
         env=ENVIRONMENT,
         check=False,
-        timeout=240,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}: 10 documents, 76 tokens, 2 processes\n"

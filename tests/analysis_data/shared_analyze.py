@@ -36,7 +36,7 @@ from tl_geometry.analysis import processes
 from tl_geometry.analysis.store import CHECKPOINT, read_file
 from tl_geometry.cli import main as command
 
-SECONDS = 60
+SECONDS = 150
 
 
 def refusal(work):

@@ -42,7 +42,7 @@ def taking_part(check: Callable[[], None]) -> Iterator[Processes]:
         if not processes.first:
             stack.enter_context(processes.quiet())
             stack.enter_context(redirect_stdout(io.StringIO()))
-            _hide_progress()
+            _silence_transformers()
         yield processes
 
 
@@ -61,8 +61,9 @@ def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _hide_progress() -> None:
-    """No bars while weights are read."""
-    from transformers.utils.logging import disable_progress_bar
+def _silence_transformers() -> None:
+    """No bars while weights are read, and no warnings beside those of the first process."""
+    from transformers.utils import logging
 
-    disable_progress_bar()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
