@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from operator import index
 from typing import Any
 
 __all__ = [
     "confidence_level",
     "one_of",
+    "processes_launched",
     "real_number",
     "true_or_false",
     "whole_number",
@@ -83,3 +85,8 @@ def confidence_level(value: Any) -> float:
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+
+
+def processes_launched() -> int:
+    """How many processes a launcher such as torchrun has started, of which this is one, by its environment."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1

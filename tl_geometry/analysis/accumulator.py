@@ -112,7 +112,7 @@ class Accumulator(Metric):
     coords: Mapping[str, Sequence[str | int | float]] = {}
 
     def __init__(self) -> None:
-        super().__init__(compute_with_cache=False)
+        super().__init__(compute_with_cache=False, sync_on_compute=False)
         self.bound = False
 
     def check_free(self) -> None:
@@ -194,7 +194,7 @@ class Accumulator(Metric):
             totals = torch.stack([totals, values.square().sum(0), known.sum(0)])
             place = (slice(None), *place)
         widths = [x.shape[-1] for x in columns]
-        for name, shape, part in zip(names, shapes, totals.split(widths, -1), strict=True):
+        for name, shape, part in zip(names, shapes, torch.split(totals, widths, -1), strict=True):
             getattr(self, name)[place].add_(
                 part.unflatten(-1, shape) if shape else part.squeeze(-1)
             )

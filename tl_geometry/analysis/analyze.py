@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +22,11 @@ from tl_geometry.analysis.defaults import (
     default_measures,
 )
 from tl_geometry.analysis.examples import first_tokens, with_examples
+from tl_geometry.analysis.merging import check_mergeable, merge
 from tl_geometry.analysis.probe import Probe
+from tl_geometry.analysis.processes import Processes, joined
 from tl_geometry.analysis.run_identity import run_fingerprint
+from tl_geometry.analysis.snapshot import Tracker
 from tl_geometry.arguments import whole_number, whole_seed
 from tl_geometry.data import BatchStream, token_batches
 from tl_geometry.hooks.arguments import mask_argument
@@ -59,6 +63,7 @@ def analyze(
     keep_examples: int = 0,
     seed: int = 0,
     progress: bool = True,
+    distributed: bool | None = None,
 ) -> xr.Dataset:
     """Measure a corpus: every default measure, layer by layer, in bounded memory.
 
@@ -94,7 +99,8 @@ def analyze(
             and compared, but not run again. A finished run leaves its result in the file, which stays;
             resuming it reads the data and runs nothing. Without it an existing file is refused. Accumulators of
             your own are kept by their states (``add_state``) and told apart by their ``settings`` and code; what is
-            random in them must follow from the documents' numbers.
+            random in them must follow from the documents' numbers. Each of several processes keeps a file of its
+            own, `<checkpoint>.rank1` and so on beside the first one's, until the result stands in that.
         value_bias: ``"remove"`` subtracts the value bias where the model has one.
         output: ``"normed"`` measures contributions after the norm that some models put behind the
             attention.
@@ -106,19 +112,25 @@ def analyze(
         seed: of everything random in measures that are named; recorded. Accumulators have their
             own, recorded with their settings.
         progress: show a progress bar.
+        distributed: by default the documents are split over the processes that torchrun or
+            `accelerate launch` has started, each with a model of its own; each must be given the same data
+            and settings. False: this process measures all of them alone. True: an error where there is
+            only one process.
 
     Returns:
         One dataset with dims ``layer`` and ``head``; means over documents, each with its standard
-        error ``<name>_se``. ``attrs`` hold the provenance.
+        error ``<name>_se``. ``attrs`` hold the provenance. Of several processes, each gets the
+        dataset of all documents.
 
     Raises:
         TypeError: a number that should be an integer and is none.
         ValueError: data without a document, no measure, an unsupported layer, a model that takes no
-            tokens, activations that can't be trusted, or a checkpoint of another run or that is
-            damaged; the message says what was found and what to do.
+            tokens, activations that can't be trusted, a checkpoint of another run or that is
+            damaged, processes that differ in their data or settings, or a measure that can't be merged
+            over them; the message says what was found and what to do.
         FileExistsError: the checkpoint exists and ``resume`` is False.
         OSError: the checkpoint can't be written; the file in place stays whole.
-        RuntimeError: another run holds the checkpoint.
+        RuntimeError: another run holds the checkpoint; another process has failed.
     """
     if isinstance(measures, (Accumulator, str)):
         measures = [measures]
@@ -146,37 +158,69 @@ def analyze(
         "output": output,
     }
     budget = checked_budget(memory_budget)
-    fingerprint: dict[str, Any] = {}
-    if checkpoint is not None:
-        reading = {
-            "n_ctx": stream.n_ctx,
-            "batch_size": batch_size,
-            "prepend_bos": prepend_bos,
-            "max_documents": max_documents,
-            "keep_examples": keep_examples,
-            "seed": seed,
-        }
-        fingerprint = run_fingerprint(model, chosen, {**settings, **reading})
-    with RunCheckpoint(checkpoint, fingerprint, every=checkpoint_every, resume=resume) as kept:
-        finished = kept.finished(stream)
-        if finished is not None:
-            return finished
-        probe = Probe(model, chosen, memory_budget=budget, **settings)
-        _refuse_decoder(probe)
-        examples = _run(model, stream, probe, kept, keep_examples, progress)
-        ds = probe.result()
-        ds.attrs |= {
-            "n_ctx": stream.n_ctx,
-            "prepend_bos": stream.bos.prepend,
-            "bos_rule": stream.bos.rule,
-            "seed": seed if given is None or any(isinstance(m, str) for m in given) else None,
-            "skipped_documents": dict(stream.skipped),
-            "warnings": [*ds.attrs["warnings"], *notes, *stream.warnings],
-        }
-        if examples:
-            ds = with_examples(ds, model, probe, examples)
-        kept.finish(ds)
-    return ds
+    reading = {
+        "n_ctx": stream.n_ctx,
+        "batch_size": batch_size,
+        "prepend_bos": prepend_bos,
+        "max_documents": max_documents,
+        "keep_examples": keep_examples,
+        "seed": seed,
+    }
+    with joined(distributed) as processes, processes.quiet(), ExitStack() as stack:
+        with processes.in_step():
+            fingerprint: dict[str, Any] = {}
+            if checkpoint is not None or processes.several:
+                fingerprint = _fingerprint(processes, model, chosen, {**settings, **reading})
+            place = processes.own_file(checkpoint)
+            kept = RunCheckpoint(place, fingerprint, every=checkpoint_every, resume=resume)
+            finished = stack.enter_context(kept).finished(stream)
+            if processes.share(finished is not None)[0]:
+                return _handed_out(finished, kept, processes)
+            probe = Probe(model, chosen, memory_budget=budget, **settings)
+            _refuse_decoder(probe)
+            tracker = Tracker(probe, "distributed") if processes.several else None
+        shown = progress and processes.first
+        examples = _run(model, stream, probe, kept, keep_examples, shown, processes, tracker)
+        with processes.in_step():
+            if tracker is not None:
+                kept.complete(examples)
+                processes.compare_data()
+                merge(tracker, processes)
+            if processes.first:
+                finished = probe.result()
+                finished.attrs |= {
+                    "n_ctx": stream.n_ctx,
+                    "prepend_bos": stream.bos.prepend,
+                    "bos_rule": stream.bos.rule,
+                    "seed": seed
+                    if given is None or any(isinstance(m, str) for m in given)
+                    else None,
+                    "skipped_documents": dict(stream.skipped),
+                    "processes": processes.world,
+                    "warnings": [*finished.attrs["warnings"], *notes, *stream.warnings],
+                }
+                if examples:
+                    finished = with_examples(finished, model, probe, list(examples.values()))
+                kept.finish(finished)
+            return _handed_out(finished, kept, processes)
+
+
+def _handed_out(ds: xr.Dataset | None, kept: RunCheckpoint, processes: Processes) -> xr.Dataset:
+    """The result for all processes, of which the first alone keeps it in its file."""
+    result = processes.hand_out(ds)
+    if not processes.first:
+        kept.remove()
+    return result
+
+
+def _fingerprint(
+    processes: Processes, model: Any, measures: Sequence[Accumulator], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What a checkpoint belongs to; the same in all processes, but for their numbers and devices."""
+    found = run_fingerprint(model, measures, settings)
+    common = {name: value for name, value in found["model"].items() if name != "device"}
+    processes.compare({**found, "model": common})
+    return {"processes": processes.world, "process": processes.rank, **found}
 
 
 def _run(
@@ -186,13 +230,18 @@ def _run(
     kept: RunCheckpoint,
     keep_examples: int,
     progress: bool,
-) -> list[Tensor]:
-    """Measure every batch that was not measured before; the first tokens of some documents."""
-    device = probe.sites[0].device
+    processes: Processes,
+    tracker: Tracker | None,
+) -> dict[int, Tensor]:
+    """Measure every batch of this process that was not measured before; the first tokens of some documents."""
+    device = next(model.parameters()).device
     examples = kept.follow(probe)
     with torch.no_grad(), tqdm(total=stream.total, unit=" documents", disable=not progress) as bar:
         for batch in stream:
-            if not kept.holds(batch):
+            mine, held = processes.takes(batch), kept.holds(batch)
+            if keep_examples and not held:
+                examples = dict(sorted({**examples, **first_tokens(batch)}.items())[:keep_examples])
+            if mine and not held:
                 mask = batch.attention_mask
                 model.run_with_hooks(
                     batch.tokens.to(device),
@@ -201,11 +250,11 @@ def _run(
                     **{mask_argument(model): mask.long().to(device)},
                 )
                 probe.check()
-                examples |= first_tokens(batch) if keep_examples else {}
-                examples = dict(sorted(examples.items())[:keep_examples])
+                if tracker is not None and probe.seen == len(batch.documents):
+                    check_mergeable(tracker)  # at the first batch, and not only at the end
                 kept.add(examples)
             bar.update(len(batch.documents))
-    return list(examples.values())
+    return examples
 
 
 def _refuse_decoder(probe: Probe) -> None:

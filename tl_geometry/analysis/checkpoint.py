@@ -155,6 +155,24 @@ class RunCheckpoint(CheckpointFile):
         if self._passed.documents - self._in_file.progress.documents >= self.every:
             self.save()
 
+    def complete(self, examples: Mapping[int, Tensor]) -> None:
+        """Write all states, after the last batch: before they are merged with those of other processes.
+
+        Raises:
+            ValueError: the data have ended before all that the file holds.
+        """
+        self._check_end()
+        if self._tracker is not None and self._in_file.progress != self._passed:
+            self._last = _Copy(self._passed, self._tracker.take(), dict(examples))
+            self.unsaved = True
+            self.save()
+
+    def remove(self) -> None:
+        """Remove the file, where another process has written the result into its own."""
+        self.unsaved = False
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
     def finish(self, ds: xr.Dataset) -> None:
         """Write the result in place of the states.
 

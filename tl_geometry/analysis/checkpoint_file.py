@@ -12,7 +12,7 @@ from typing import Any
 
 from tl_geometry.analysis.files import sole_writer
 
-__all__ = ["CheckpointFile", "DamagedCheckpointError"]
+__all__ = ["CheckpointFile", "DamagedCheckpointError", "differences"]
 
 
 class DamagedCheckpointError(ValueError):
@@ -94,10 +94,10 @@ class CheckpointFile(ABC):
                 f"checkpoint: {path} exists; pass resume=True to go on from it, or remove it to "
                 "start anew"
             )
-        differences = _differences(self.read(path), self.fingerprint)
-        if differences:
+        found = differences(self.read(path), self.fingerprint)
+        if found:
             raise ValueError(
-                f"checkpoint: {path} belongs to another run. {'; '.join(differences)}. Use the same "
+                f"checkpoint: {path} belongs to another run. {'; '.join(found)}. Use the same "
                 "model, data and settings, or another file"
             )
 
@@ -105,16 +105,16 @@ class CheckpointFile(ABC):
 _ABSENT = "nothing"
 
 
-def _differences(was: Any, now: Any, name: str = "") -> list[str]:
-    """What is not equal, one line each, down to the entries of nested mappings."""
+def differences(was: Any, now: Any, text: str = "{} was {}, now {}", name: str = "") -> list[str]:
+    """What is not equal, one text each, down to the entries of nested mappings."""
     if isinstance(was, dict) and isinstance(now, dict):
         found = []
         for key in dict.fromkeys([*was, *now]):
             inner = f"{name}.{key}" if name else str(key)
-            found += _differences(was.get(key, _ABSENT), now.get(key, _ABSENT), inner)
+            found += differences(was.get(key, _ABSENT), now.get(key, _ABSENT), text, inner)
         return found
     same = json.dumps(was) == json.dumps(now)  # which tells 1 from True, and finds NaN equal
-    return [] if same else [f"{name} was {_brief(was)}, now {_brief(now)}"]
+    return [] if same else [text.format(name, _brief(was), _brief(now))]
 
 
 def _brief(value: Any) -> str:

@@ -46,7 +46,7 @@ class Ledger(Metric):
     mismatch: Tensor
 
     def __init__(self, sites: Sequence[AttentionSite], n_heads: int, device: torch.device) -> None:
-        super().__init__(compute_with_cache=False)
+        super().__init__(compute_with_cache=False, sync_on_compute=False)
         n = len(sites)
         self.sites = list(sites)
         self.fired = [0] * n

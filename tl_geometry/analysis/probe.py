@@ -59,10 +59,8 @@ class Probe:
         value_bias: ``"remove"`` subtracts the layers' b_V from the hooked values.
         output: ``"normed"`` measures contributions after the norm that some models put behind the
             attention.
-        memory_budget: bytes, or a text such as ``"500MB"``, that the temporaries of a layer's measures may take
-            together; by default a quarter of what is free. It decides how many queries are worked on at once (one
-            at least), and a host never takes more than fit its cache. What a model itself holds, and what
-            is linear in the number of tokens, comes on top.
+        memory_budget: bytes, or a text such as ``"500MB"``, for the quadratic temporaries of a layer's measures; by
+            default a quarter of what is free. So many queries are worked on at once, one at least.
         diagnosis: a :func:`tl_geometry.doctor` result of this model, if at hand already; else one
             short forward is run. What it warns of is said as a UserWarning and stands in the result.
 

@@ -16,9 +16,9 @@ from tl_geometry.measures.clusters import (
     Scorer,
     SeparabilityScores,
     random_rankings,
-    row_blocks,
 )
 from tl_geometry.measures.geometry import AttentionGeometry
+from tl_geometry.measures.row_blocks import row_blocks
 from tl_geometry.measures.separability import TOP_N, checked_sizes, inversion_bounds
 
 __all__ = ["Separability"]

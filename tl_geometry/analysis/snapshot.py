@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,20 +39,21 @@ class Tracker:
 
     That is every state of the ledger and of the measures (``add_state``), and the attributes that a
     measure has changed of itself since the tracker was made: numbers, strings, lists and dicts of
-    them, tensors and numpy arrays.
+    them, tensors and numpy arrays. ``purpose`` is the argument that a refusal names.
 
     Raises:
         ValueError: a measure holds a generator of random numbers, which goes on from batch to batch.
     """
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, purpose: str = "checkpoint") -> None:
         self.probe = probe
+        self.purpose = purpose
         self._measures = {
             f"{number} {type(measure).__name__}": measure
             for number, measure in enumerate(probe.measures)
         }
         self._initial = {
-            label: {name: _frozen(value) for name, value in _attributes(measure).items()}
+            label: {name: _frozen(value, purpose) for name, value in _attributes(measure).items()}
             for label, measure in self._measures.items()
         }
 
@@ -64,7 +65,7 @@ class Tracker:
         """
         tensors: dict[str, Tensor] = {}
         plain: dict[str, Any] = {"seen": self.probe.seen, "fired": list(self.probe.ledger.fired)}
-        for label, metric in self._metrics.items():
+        for label, metric in self.metrics.items():
             lengths: dict[str, int] = {}
             for name, state in metric.metric_state.items():
                 if isinstance(state, Tensor):
@@ -92,7 +93,7 @@ class Tracker:
         if len(fired) != len(self.probe.sites):
             raise ValueError(f"it holds {len(fired)} layers")
         with torch.inference_mode(False):
-            for label, metric in self._metrics.items():
+            for label, metric in self.metrics.items():
                 for name, now in metric.metric_state.items():
                     place = f"{label}/{name}"
                     if isinstance(now, Tensor):
@@ -116,23 +117,37 @@ class Tracker:
         self.probe.seen = int(plain["seen"])
 
     @property
-    def _metrics(self) -> Mapping[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
+        """The ledger and the measures."""
         return {"ledger": self.probe.ledger, **self._measures}
 
+    def changed(self) -> list[str]:
+        """Attributes that are not what they were at the beginning, as ``"Measure.attribute"``."""
+        return [
+            f"{type(measure).__name__}.{name}"
+            for label, measure in self._measures.items()
+            for name, *_ in self._changes(label, measure)
+        ]
+
     def _changed(self, label: str, measure: Accumulator) -> dict[str, Any]:
-        """Attributes that are not what they were at the beginning."""
-        initial, changed = self._initial[label], {}
-        for name, value in _attributes(measure).items():
-            now = _frozen(value)
-            if name in initial and _same(now, initial[name]):
-                continue
-            if isinstance(now, _Opaque) or (isinstance(value, np.ndarray) and name not in initial):
+        """Attributes that are not what they were at the beginning, in the form in which they are kept."""
+        changed = {}
+        for name, value, now, known in self._changes(label, measure):
+            if isinstance(now, _Opaque) or (isinstance(value, np.ndarray) and not known):
                 raise ValueError(
                     f"checkpoint: {type(measure).__name__}.{name}, a {type(value).__name__}, was changed by a "
                     "batch and can't be kept: hold what changes in states (add_state), tensors or numbers"
                 )
             changed[name] = now
         return changed
+
+    def _changes(self, label: str, measure: Accumulator) -> Iterator[tuple[str, Any, Any, bool]]:
+        """Name, value, copy of the value, and whether there was one at the beginning."""
+        initial = self._initial[label]
+        for name, value in _attributes(measure).items():
+            now, known = _frozen(value, self.purpose), name in initial
+            if not (known and _same(now, initial[name])):
+                yield name, value, now, known
 
 
 class _Bare(Accumulator):
@@ -159,11 +174,11 @@ def _attributes(measure: Accumulator) -> dict[str, Any]:
     return {name: value for name, value in vars(measure).items() if name not in apart}
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any, purpose: str) -> Any:
     """A copy of a value, in the form in which a snapshot holds it."""
     if isinstance(value, _RANDOM):
         raise ValueError(
-            f"checkpoint: a measure holds a {type(value).__name__}, whose random numbers depend on the batches "
+            f"{purpose}: a measure holds a {type(value).__name__}, whose random numbers depend on the batches "
             "before: draw them anew for each document, from a seed and geometry.documents"
         )
     if isinstance(value, Tensor):

@@ -32,6 +32,8 @@ __all__ = [
     "CHECKPOINT",
     "DamagedFileError",
     "UnknownFormatError",
+    "dataset_bytes",
+    "dataset_from_bytes",
     "load",
     "read_file",
     "save",
@@ -98,9 +100,7 @@ def save(ds: xr.Dataset, path: str | Path, *, overwrite: bool = True) -> Path:
 
 def write_file(ds: xr.Dataset, target: Path, kind: str) -> None:
     """Write a dataset as a file of some kind; errors as for `save`."""
-    raw, digest = pack(ds)
-    raw.attrs |= {_FORMAT: FORMAT_VERSION, _CONTENT: digest, _KIND: kind}
-    content = netcdf_bytes(raw)
+    content = dataset_bytes(ds, kind)
     try:
         _parsed(content, target, kind)
     except DamagedFileError as error:
@@ -108,6 +108,18 @@ def write_file(ds: xr.Dataset, target: Path, kind: str) -> None:
     with replacement(target) as temporary, temporary.open("wb") as file:
         file.write(content)
         file.write(_TRAILER + hashlib.sha256(content).hexdigest().encode())
+
+
+def dataset_bytes(ds: xr.Dataset, kind: str = RESULT) -> bytes:
+    """A dataset as the bytes of a file, for another process; errors as for `save`."""
+    raw, digest = pack(ds)
+    raw.attrs |= {_FORMAT: FORMAT_VERSION, _CONTENT: digest, _KIND: kind}
+    return netcdf_bytes(raw)
+
+
+def dataset_from_bytes(content: bytes, kind: str = RESULT) -> xr.Dataset:
+    """What `dataset_bytes` was given; errors as for `load`."""
+    return _parsed(content, Path("another process"), kind)
 
 
 def load(path: str | Path) -> xr.Dataset:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from tl_geometry.arguments import processes_launched
 from tl_geometry.cli import costs, evaluations, interventions, runs
 
 __all__ = ["app", "main"]
@@ -24,9 +25,13 @@ _UsageError: Any = typer.BadParameter.__base__
 
 _USER_ERRORS = (ValueError, OSError, ImportError)
 _INTERRUPTED = 130
-# Where errors of these very types say what is wrong with the model, the file or the task, and the remedy.
+# Where errors of these types say what is wrong with the model, the file or the task, and the remedy.
 _CHECKS: dict[type[Exception], tuple[str, ...]] = {
-    RuntimeError: ("tl_geometry.analysis.ledger", "tl_geometry.analysis.files"),
+    RuntimeError: (
+        "tl_geometry.analysis.ledger",
+        "tl_geometry.analysis.files",
+        "tl_geometry.analysis.processes",
+    ),
     NotImplementedError: ("tl_geometry.evaluation.harness",),
 }
 
@@ -39,6 +44,15 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", _INTERRUPTED)
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        found = super().resolve_command(ctx, args)
+        if processes_launched() > 1 and found[0] != "analyze":
+            raise typer.BadParameter(
+                f"{found[0]} runs in one process, and {processes_launched()} were started: only analyze "
+                "splits its documents over several"
+            )
+        return found
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
@@ -59,7 +73,9 @@ def _is_users(error: Exception) -> bool:
         # A failed import of Python's own has the name of the module; ours explain what to do.
         return not getattr(error, "name", None)
     raised_in = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
-    return raised_in[-1] in _CHECKS.get(type(error), ())
+    return any(
+        isinstance(error, kind) and raised_in[-1] in rooms for kind, rooms in _CHECKS.items()
+    )
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:

@@ -40,6 +40,7 @@ from tl_geometry.cli.arguments import (
     parse_numbers,
     parse_sink,
 )
+from tl_geometry.cli.several import taking_part
 
 __all__ = ["COMMANDS"]
 
@@ -144,21 +145,36 @@ def analyze(
         "progress": not no_progress,
         "keep_examples": keep_examples,
     }
-    check_output(out, force)
-    check_checkpoint(checkpoint, resume)
-    if checkpoint is not None and checkpoint.resolve() == out.resolve():
-        raise typer.BadParameter("--checkpoint and --out must be two files")
-    texts = choose_texts(text, dataset, corpus, split, text_field)
-    if texts.streamed and max_documents is None:
-        _warn(f"without --max-documents the whole split {split!r} of {dataset} is read")
 
-    from tl_geometry.analysis import analyze
-    from tl_geometry.analysis.store import save
+    def check() -> None:
+        check_output(out, force)
+        check_checkpoint(checkpoint, resume)
+        if checkpoint is not None and checkpoint.resolve() == out.resolve():
+            raise typer.BadParameter("--checkpoint and --out must be two files")
 
-    ds = analyze(load_model(model, backend, processing, device, dtype), texts, **options)
-    ds.attrs["corpus"] = [texts.record(ds.attrs["tokens"])]
-    save(ds, out)
-    typer.echo(f"{out}: {ds.attrs['documents']} documents, {ds.attrs['tokens']} tokens")
+    with taking_part(check) as processes:
+        with processes.in_step():
+            texts = choose_texts(text, dataset, corpus, split, text_field)
+            if texts.streamed and max_documents is None and processes.first:
+                _warn(f"without --max-documents the whole split {split!r} of {dataset} is read")
+            if device is None and processes.device is not None:
+                device = str(processes.device)
+            loaded = load_model(model, backend, processing, device, dtype)
+
+        from tl_geometry.analysis import analyze
+
+        ds = analyze(loaded, texts, **options)
+        if not processes.first:
+            return
+
+        from tl_geometry.analysis.store import save
+
+        ds.attrs["corpus"] = [texts.record(ds.attrs["tokens"])]
+        save(ds, out)
+        split_over = f", {processes.world} processes" if processes.several else ""
+        typer.echo(
+            f"{out}: {ds.attrs['documents']} documents, {ds.attrs['tokens']} tokens{split_over}"
+        )
 
 
 def report(

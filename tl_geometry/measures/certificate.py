@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tl_geometry.arguments import one_of, real_number
-from tl_geometry.measures.clusters import ULPS, RowBlock, at_sizes, hide_selected, row_blocks
+from tl_geometry.measures.clusters import ULPS
 from tl_geometry.measures.devices import constants
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.ranking import sort_rows
 from tl_geometry.measures.regimes import Space
+from tl_geometry.measures.row_blocks import RowBlock, at_sizes, hide_selected, row_blocks
 from tl_geometry.measures.scaling import full_precision, power_of_two, safe_norm, scale
 from tl_geometry.measures.separability import (
     TOP_N,

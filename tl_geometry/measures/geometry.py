@@ -122,14 +122,15 @@ class AttentionGeometry(AttentionLayer):
             self.per_head(lengths),
             self.value_norms,
         )
-        columns = torch.stack(columns, -2).flatten(0, 1)
+        left = torch.stack(columns, -2).flatten(0, 1)
         pattern = self.pattern.flatten(0, 1)
         # A few columns as the left factor, which is several times faster than as the right one.
         sums = [
-            torch.bmm(columns[..., keys], pattern[:, rows, keys].transpose(1, 2))
+            torch.bmm(left[..., keys], pattern[:, rows, keys].transpose(1, 2))
             for rows, keys in self.spans()
         ]
-        return RowTotals(*torch.cat(sums, -1).unflatten(0, self.pattern.shape[:2]).unbind(-2))
+        found = torch.cat(sums, -1).view(*self.pattern.shape[:2], len(columns), self.n_queries)
+        return RowTotals(*found.unbind(-2))
 
     @property
     def gross(self) -> Float[Tensor, "batch head query"]:
@@ -244,7 +245,7 @@ class AttentionGeometry(AttentionLayer):
         """<w_i, key_j>. With batch and head as one axis, slices of rows and keys need no copy."""
         flat, targets = dual.flatten(0, 1), self.keys(mode).flatten(0, 1)
         scores = torch.bmm(flat[:, rows], targets[:, keys].transpose(1, 2))
-        return scores.unflatten(0, dual.shape[:2])
+        return scores.view(*dual.shape[:2], *scores.shape[1:])
 
     def sink_contributions(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """Contribution of the sinks together, per row, without computing the other keys."""

@@ -26,12 +26,12 @@ from tl_geometry.measures.clusters import (
     RankBy,
     Scorer,
     SeparabilityScores,
-    row_blocks,
 )
 from tl_geometry.measures.devices import check_devices, constants, seeded
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.masks import SinkRule
 from tl_geometry.measures.regimes import Space
+from tl_geometry.measures.row_blocks import row_blocks
 from tl_geometry.measures.scaling import full_precision, work_dtype
 
 TOP_N = (1, 2, 4, 8, 16, 32)

@@ -153,7 +153,7 @@ def _without_sinks(
     others = torch.cat([others, ones], -1)
     pattern, others = geometry.pattern.flatten(0, 1), others.flatten(0, 1)
     parts = [torch.bmm(pattern[:, rows, keys], others[:, keys]) for rows, keys in geometry.spans()]
-    both = torch.cat(parts, -2).unflatten(0, geometry.pattern.shape[:2])
+    both = torch.cat(parts, -2).view(*geometry.pattern.shape[:3], others.shape[-1])
     missing = 1 - geometry.sink_attention
     if geometry.rounded:
         return both[..., :-1], missing
