@@ -61,16 +61,16 @@ def test_the_peak_grows_as_one_pattern_does(models):
 
 
 def test_layers_share_their_memory(models):
-    peaks = {n: peak(models[n], 512, default_measures(stream=True)) for n in (2, 4)}
+    peaks = {n: peak(models[n], 256, default_measures(stream=True)) for n in (2, 4)}
     assert peaks[2] == peaks[4]
 
 
 def test_documents_leave_nothing_behind(models):
     probe, live = tlg.Probe(models[2], default_measures(stream=True)), LiveBytes()
     kept = []
-    for batch in range(4):
+    for batch in range(3):
         hooks = around(probe.hooks(documents=[2 * batch, 2 * batch + 1]), live)
-        models[2].run_with_hooks(ids(64, 2), fwd_hooks=hooks, return_type=None)
+        models[2].run_with_hooks(ids(32, 2), fwd_hooks=hooks, return_type=None)
         del hooks
         kept.append(live.now)
     assert len(set(kept[1:])) == 1
