@@ -69,7 +69,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = parsed(sys.argv[1:] if arguments is None else arguments)
     torch.set_num_threads(options.threads)
-    print(f"{described(options.threads)}; medians, lowest..highest of {options.rounds} rounds")
+    print(
+        f"{described(options.threads)}; medians, lowest..highest of {options.rounds} rounds",
+        flush=True,
+    )
     rows = []
     for name in options.rows:
         for row in GROUPS[name](options.rounds):

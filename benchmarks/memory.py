@@ -43,7 +43,7 @@ def layers(rounds: int) -> Iterator[Row]:
 
     The factored output projections, which a probe keeps as it would weights, exist since a first run.
     """
-    model, tokens = smollm2(), windows(512).tokens
+    model, tokens = smollm2(), windows(256).tokens
     labels = [site.layer for site in attention_sites(model)]
     peaks = {}
     for n in (len(labels) // 3, len(labels)):
@@ -52,14 +52,14 @@ def layers(rounds: int) -> Iterator[Row]:
             peaks[n] = peak_of_hooks(model, tokens, probe.hooks(), stop_at_layer=n)
     (few, low), (many, high) = peaks.items()
     name = (
-        f"default measures, T=512: growth of the hooks' peak, {few} to {many} layers, bytes a layer"
+        f"default measures, T=256: growth of the hooks' peak, {few} to {many} layers, bytes a layer"
     )
     yield at_most(name, (high - low) / (many - few), 0.0, f"{low / MIB:.2f}, {high / MIB:.2f} MiB")
 
 
 def documents(rounds: int) -> Iterator[Row]:
     """What is kept of each document after its batch, in float64 scalars per document, layer and head."""
-    model, batch = smollm2(), windows(512, 2)
+    model, batch = smollm2(), windows(128, 2)
     probe = tlg.Probe(model, default_measures(stream=True))
     live, kept = LiveBytes(), []
     with torch.no_grad():
@@ -71,5 +71,5 @@ def documents(rounds: int) -> Iterator[Row]:
     n_documents = (len(kept) - 1) * len(batch.documents)
     places = sum(site.n_heads for site in attention_sites(model))
     scalars = (kept[-1] - kept[0]) / (8 * n_documents * places)
-    name = "default measures, T=512: scalars kept per document, layer and head"
+    name = "default measures, T=128: scalars kept per document, layer and head"
     yield at_most(name, scalars, A_FEW, f"{kept[0]} bytes after 2 documents, {kept[-1]} after 6")
