@@ -17,11 +17,13 @@
 # PYTEST_ARGS  more arguments for pytest, e.g. PYTEST_ARGS="-x -k sinks" or PYTEST_ARGS="-n 0"
 # MINUTES      how long make fuzz runs (default 10)
 # DEMO_ARGS    more arguments for the demo
+# BENCH_ARGS   more arguments for the benchmarks, e.g. BENCH_ARGS="--rows memory,cached"
 
 TL ?= 3.9.0
 PYTHON ?= python3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 MINUTES ?= 10
 
 MAIN_TL := 3.9.0
@@ -134,7 +136,7 @@ faults: env
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/faults.py
 
 bench: env
-	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bounds: env
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.bounds
