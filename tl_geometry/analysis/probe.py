@@ -105,8 +105,8 @@ class Probe:
         self.sites = [site for site in candidates if site.layer not in refused]
         self.skipped_layers = refused
         self.reader = LayerReader(
-            model, self.sites, self.diagnosis, sink=sink, value_bias=value_bias, output=output,
-            memory_budget=memory_budget,
+            model, self.sites, self.diagnosis,
+            sink=sink, value_bias=value_bias, output=output, memory_budget=memory_budget,
         )  # fmt: skip
         self.measures = checked_measures(measures)
         self._kept_heads = kept_heads(self.sites, heads, self.skipped_layers)
