@@ -69,7 +69,7 @@ class Contributions(Accumulator):
         found["output_norm"] = scale(mean, geometry.frame.exponent)
         found["contribution_relative_norm"] = masked_mean(geometry.gross / norms, defined)
         if not geometry.cross:
-            own = torch.einsum("bhqr,bhqr->bhq", geometry.dual("intra"), geometry.values)
+            own = (geometry.dual("intra") * geometry.values).sum(-1)
             own = own * geometry.pattern.diagonal(dim1=-2, dim2=-1)
             found["contribution_self"] = masked_mean(own, defined)
         for mode, infix in _INFIX.items():

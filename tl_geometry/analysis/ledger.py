@@ -79,7 +79,7 @@ class Ledger(Metric):
         hidden = rows & ~geometry.sees_sink & geometry.sinks.any(-1, keepdim=True)
         self.hidden_sink_rows[layer] += hidden.any(1).sum().to(device)
         self.with_sink += geometry.sinks.any(-1).any(-1).sum().to(device)
-        broken = ~torch.isfinite(geometry.outputs).all(-1) & rows
+        broken = ~geometry.lengths.isfinite() & rows
         self.non_finite[layer, : geometry.n_heads] += broken.sum((0, 2)).to(device)
 
         attending = (geometry.totals.attention != 0) & rows

@@ -179,6 +179,11 @@ class AttentionGeometry(AttentionLayer):
         """|v W_O| in the units of :meth:`output_norms`."""
         return self.value_norms if mode == "intra" else self.value_norms * self._head_units[:, None]
 
+    @property
+    def lengths(self) -> Float[Tensor, "batch head query"]:
+        """|o| of every row of each head, as it is."""
+        return self._intra[1]
+
     def output_norms(self, mode: Mode) -> Float[Tensor, "batch head query"]:
         """|o| per row; NaN where undefined."""
         _, norm, defined = self._direction(mode)
@@ -192,7 +197,7 @@ class AttentionGeometry(AttentionLayer):
         """Vectors w with ``c_ij = alpha_ij <w_i, key_j>``: the output over its squared length; NaN where undefined."""
         if mode not in self._duals:
             dual, _, defined = self._direction(mode)
-            self._duals[mode] = dual.masked_fill(~defined.unsqueeze(-1), torch.nan)
+            self._duals[mode] = dual.masked_fill(~defined.unsqueeze(-1), torch.nan).contiguous()
         return self._duals[mode]
 
     @cached_property

@@ -265,11 +265,11 @@ class AttentionLayer:
         """Rows of each document by position."""
         return x.gather(2, rows[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
-    @cached_property
+    @property
     def block_elements(self) -> int:
         """Numbers that may be worked on at once."""
         device = self.pattern.device
-        budget = default_budget(device) if self._budget is None else self._budget
+        budget = self._budget or self._once("free memory", lambda: default_budget(device))
         most = BLOCK_ELEMENTS if device.type in ("cpu", "meta") else DEVICE_ELEMENTS
         return min(most, budget // self.pattern.element_size())
 
