@@ -32,6 +32,7 @@ ANALYZE_DEFAULTS = {
     "top_n": (1, 2, 4, 8, 16, 32),
     "value_bias": "as_hooked",
     "output": "raw",
+    "memory_budget": None,
     "on_unsupported": "raise",
     "layers": None,
     "heads": None,
@@ -154,6 +155,10 @@ def test_version():
             ["--measures", "'sink'", "switches"],
         ),
         (["analyze", "m", "--out", "r.nc", "--text", "a", "--n-ctx", "1"], ["--n-ctx"]),
+        (
+            ["analyze", "m", "--out", "r.nc", "--text", "a", "--memory-budget", "lots"],
+            ["memory_budget", "'lots'"],
+        ),
         (["analyze", "m", "--out", "r.nc", "--text", "a", "--backend", "c"], ["--backend"]),
         (["analyze", "m", "--out", "r.nc", "--corpus", "mine"], ["--corpus", "demo-prose"]),
         (["doctor", "m", "--device", "toaster"], ["--device", "'toaster'"]),
@@ -175,7 +180,7 @@ def test_analyze_passes_everything_on(calls, tmp_path):
         "--max-documents 5 --no-prepend-bos --sink 0,2 --layers 0,2-3,encoder.0 "
         "--heads 0.1,encoder.0.12 --top-n 2,4-6 --queries 9 --no-value-bias --output-norm --skip-unsupported "
         "--measures separability,sinks --keep-examples 2 --seed 7 --no-progress "
-        "--checkpoint run.ckpt --checkpoint-every 5 --resume"
+        "--checkpoint run.ckpt --checkpoint-every 5 --resume --memory-budget 1.5GiB"
     )
     result = run("analyze", "some/model", "--text", source, "--out", out, *options.split())
     assert result.exit_code == 0, result.output
@@ -201,6 +206,7 @@ def test_analyze_passes_everything_on(calls, tmp_path):
         "top_n": (2, 4, 5, 6),
         "value_bias": "remove",
         "output": "normed",
+        "memory_budget": "1.5GiB",
         "on_unsupported": "skip",
         "keep_examples": 2,
         "seed": 7,

@@ -13,7 +13,7 @@ from literal.masks import all_masks, available_mask, causal, padded, token_mask
 from literal.problems import problem
 from literal.rows import Rows, layers, profile
 
-from tl_geometry import separability
+from tl_geometry import separability, sink_aware_certificate
 
 TOP_N = (1, 2, 3, 4, 6, 8)
 HALF = (torch.bfloat16, torch.float16)
@@ -245,3 +245,34 @@ def test_sizes_come_back_in_the_order_given():
         close(getattr(mixed, name), getattr(sorted_, name)[..., [2, 0, 2, 1]])
     one = separability(*made.tensors, top_n=2)
     close(one.f_score, sorted_.f_score[..., 1:2])
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+@pytest.mark.parametrize("function", [separability, sink_aware_certificate])
+def test_a_value_that_is_no_number_gives_no_number(function, distance):
+    """Comparisons with it are false, which must not be counted as separated or as inversions."""
+    options = {"top_n": (1, 2), "queries": torch.tensor([6, 7])}
+    if function is separability:
+        options["distance"] = distance
+    made = problem(queries=8, available=causal(8)[None], seed=4)
+    v = made.v.clone()
+    v[0, 3, 0, 1] = torch.nan
+    found = function(made.pattern, v, made.W_O, available=made.available, **options)
+    usual = function(*made.tensors, available=made.available, **options)
+    for name in ("precision", "recall", "f_score", "inversions"):
+        spoilt, expected = getattr(found, name), getattr(usual, name)
+        assert spoilt[0, :2].isnan().all()  # the heads that read these values
+        torch.testing.assert_close(spoilt[0, 2:], expected[0, 2:])
+        torch.testing.assert_close(spoilt[1], expected[1])
+
+
+def test_derivatives_of_the_margin():
+    """By finite differences, with N = 1 too, where a distance is exactly zero."""
+    made = problem(queries=6, available=causal(6)[None], batch=1, seed=4).to(torch.float64)
+    v = made.v.clone().requires_grad_()
+
+    def run(v):
+        queries = torch.tensor([5])
+        return separability(made.pattern, v, top_n=(2, 1), queries=queries).margin[..., 0]
+
+    assert torch.autograd.gradcheck(run, (v,))

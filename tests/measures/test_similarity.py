@@ -171,3 +171,12 @@ def test_wrong_arguments(name):
             measure(x, torch.ones(3, 9).long())
         with pytest.raises(ValueError, match=r"mask has shape \(3, 8\)"):
             measure(x, torch.ones(3, 8, dtype=torch.bool))
+
+
+@each
+@pytest.mark.parametrize("skip_first", [True, False])
+def test_derivatives(name, skip_first):
+    """By finite differences: nothing that autograd needs is overwritten."""
+    x = tokens(batch=2, length=5, d_model=3, dtype=torch.float64).requires_grad_()
+    mask = token_mask("left", 2, 5)
+    assert torch.autograd.gradcheck(lambda x: MEASURES[name](x, mask, skip_first=skip_first), (x,))

@@ -257,3 +257,24 @@ def test_nothing_to_compare_is_nan():
     constant = sink_geometry(uniform, torch.ones(1, 4, 1, 2), torch.eye(2)[None])
     assert constant.tail_spearman_attention.isnan().all()  # constant ranks have no correlation
     assert constant.norm_ratio.item() == pytest.approx(1)
+
+
+def test_without_any_sink_there_is_no_cosine():
+    made = problem(available=MASKS["causal, both: b q k"], seed=2)
+    none = torch.zeros(2, 6, dtype=torch.bool)
+    found = sink_geometry(*made.tensors, available=made.available, sink=none)
+    for name in ("norm_ratio", "cosine_mean", "cosine_max"):
+        for suffix in ("", "_model"):
+            assert getattr(found, name + suffix).isnan().all(), name + suffix
+
+
+@pytest.mark.parametrize("name", ["norm_ratio", "norm_ratio_model", "cosine_mean"])
+def test_derivatives(name):
+    """By finite differences: medians send them to the values that they are made of."""
+    made = problem(queries=5, available=causal(5)[None], batch=1, seed=6).to(torch.float64)
+    v = made.v.clone().requires_grad_()
+
+    def run(v):
+        return getattr(sink_geometry(made.pattern, v, made.W_O, available=made.available), name)
+
+    assert torch.autograd.gradcheck(run, (v,))

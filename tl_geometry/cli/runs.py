@@ -147,6 +147,10 @@ def analyze(
     }
 
     def check() -> None:
+        if memory_budget is not None:
+            from tl_geometry.measures.memory import checked_budget
+
+            checked_budget(memory_budget)
         check_output(out, force)
         check_checkpoint(checkpoint, resume)
         if checkpoint is not None and checkpoint.resolve() == out.resolve():

@@ -268,4 +268,5 @@ def _possible_inversions(
     )
     reach = (upper + slack).masked_fill(~chosen, -torch.inf)
     inversions = torch.searchsorted(sort_rows(lower), reach, right=True).sum(-1).to(q.dtype)
-    return inversions.masked_fill(keep.sum(-1).unsqueeze(-1) <= n, torch.nan)
+    unknown = reach.isnan().any(-1)
+    return inversions.masked_fill(unknown | (keep.sum(-1).unsqueeze(-1) <= n), torch.nan)

@@ -170,7 +170,8 @@ class Scorer:
                 )
             exact, tiny = near - far, torch.finfo(gap.dtype).tiny
             margin = torch.where(counts.separated, exact.clamp(min=tiny), exact.clamp(max=0))
-        undefined = keep.sum(-1).unsqueeze(-1) <= n
+        unknown = (counts.farthest_selected + counts.nearest_other).isnan()
+        undefined = unknown | (keep.sum(-1).unsqueeze(-1) <= n)
         return _rates(n, counts, margin, undefined=undefined)
 
     def _products(
@@ -190,7 +191,8 @@ class Scorer:
     ) -> Float[Tensor, "batch head row size"]:
         """|y - s| of one key per row and size, from the difference itself: exact also where it is small."""
         y = alpha.gather(-1, key).unsqueeze(-1) * take_vectors(self.values, key)
-        return (y - sums).square().sum(-1).sqrt()
+        length: Tensor = torch.linalg.vector_norm(y - sums, dim=-1)
+        return length
 
     def _count(
         self,
@@ -246,7 +248,7 @@ def _rates(
     counts: _Counts,
     margin: Float[Tensor, "batch head row size"],
     *,
-    undefined: Bool[Tensor, "batch head_or_1 row size"],
+    undefined: Bool[Tensor, "batch head row size"],
 ) -> tuple[Tensor, ...]:
     dtype = n.dtype
     precision = n / (n + counts.false_positives.to(dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TypeAlias
 
@@ -34,12 +35,12 @@ def checked_budget(memory_budget: MemoryBudget) -> int | None:
     if not isinstance(memory_budget, str):
         return whole_number("memory_budget", memory_budget, 1)
     said = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", memory_budget.strip(), re.IGNORECASE)
-    found = 0 if said is None else int(float(said[1]) * _UNITS.get(said[2].upper(), 0))
-    if found < 1:
+    found = 0.0 if said is None else float(said[1]) * _UNITS.get(said[2].upper(), 0)
+    if not 1 <= found < math.inf:
         raise ValueError(
             f'memory_budget must be bytes or a text such as "500MB" or "2GiB", got {memory_budget!r}'
         )
-    return found
+    return int(found)
 
 
 def default_budget(device: torch.device) -> int:

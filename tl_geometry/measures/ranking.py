@@ -10,9 +10,15 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 _LOW = 2**31 - 1  # the bits that hold a key
 _HIDDEN = -(2**31)
+
+
+def _by_numpy(x: Tensor) -> bool:
+    """Whether numpy may work on a tensor: in a host's memory, with no derivative that it would not see."""
+    return x.device.type == "cpu" and not (x.requires_grad or is_functorch_wrapped_tensor(x))
 
 
 def sort_rows(x: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"]:
@@ -21,9 +27,9 @@ def sort_rows(x: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"]:
     >>> sort_rows(torch.tensor([[3.0, 1.0, 2.0]])).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    if x.device.type != "cpu":
+    if not _by_numpy(x):
         return x.sort(dim=-1).values
-    x.detach().numpy().sort(axis=-1)
+    x.numpy().sort(axis=-1)
     return x
 
 
@@ -35,12 +41,12 @@ def sort_with_order(
     >>> [part.tolist() for part in sort_with_order(torch.tensor([[3.0, 1.0, 3.0]]))]
     [[[1.0, 3.0, 3.0]], [[1, 0, 2]]]
     """
-    if x.device.type != "cpu" or x.dtype != torch.float32:
+    if x.dtype != torch.float32 or not _by_numpy(x):
         found = x.sort(dim=-1, stable=True)
         return found.values, found.indices
     # Bits of a float are ordered as the number is, but for negative ones, which run backwards. With
     # the place behind them, values alone have to be sorted.
-    bits = (x.detach() + 0.0).view(torch.int32)
+    bits = (x + 0.0).view(torch.int32)
     bits = (bits ^ ((bits >> 31) & _LOW)).long()
     packed = (bits << 32) | torch.arange(x.shape[-1])
     packed.numpy().sort(axis=-1)
@@ -71,7 +77,7 @@ def running_max(x: Int[Tensor, "*rows n"]) -> Int[Tensor, "*rows n"]:
     >>> running_max(torch.tensor([1, 3, 2])).tolist()
     [1, 3, 3]
     """
-    if x.device.type != "cpu":
+    if not _by_numpy(x):
         return x.cummax(-1).values
     return torch.from_numpy(np.maximum.accumulate(x.numpy(), axis=-1))
 

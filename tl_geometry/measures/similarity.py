@@ -123,7 +123,7 @@ class TokenVectors:
             exponent = power_of_two(x, -1)
             unit = scale(x, -exponent)
             length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
-            unit = unit.div_(length.masked_fill(length == 0, 1))
+            unit = unit / length.masked_fill(length == 0, 1)  # the length may need what it is of
             lengths.append(scale(length, exponent).squeeze(-1))
             # Unlike a product, this sums pairwise.
             sums.append(unit.masked_fill_(~others[:, part], 0).sum(-2))

@@ -202,8 +202,9 @@ def value_geometry(geometry: AttentionGeometry) -> dict[str, Float[Tensor, "batc
         # Cosines to several sinks average into the product with their mean direction.
         per_length = 1 / norms.masked_fill(norms == 0, torch.nan)
         index, known = geometry.sink_keys
-        shares = torch.where(known, per_length.gather(-1, index), 0) / known.sum(-1, keepdim=True)
-        direction = shares.unsqueeze(-2) @ geometry.sink_vectors(values)
+        shares = torch.where(known, per_length.gather(-1, index), 0).unsqueeze(-2)
+        # Divided last: without any sink there is nothing to multiply, and 0 / 0 says so.
+        direction = (shares @ geometry.sink_vectors(values)) / known.sum(-1)[..., None, None]
         along = (values @ direction.transpose(-1, -2)).squeeze(-1)
         cosine = (along * per_length).clamp(-1, 1)
         use = others & ~cosine.isnan()
