@@ -195,7 +195,7 @@ class Accumulator(Metric):
             place = (slice(None), *place)
         widths = [x.shape[-1] for x in columns]
         for name, shape, part in zip(names, shapes, torch.split(totals, widths, -1), strict=True):
-            getattr(self, name)[place].add_(part.reshape(*part.shape[:-1], *shape))
+            getattr(self, name)[place].add_(part.reshape((*part.shape[:-1], *shape)))
 
     def compute(self) -> dict[str, Tensor]:
         """Means over documents with standard errors (``<name>_se``), and sums over rows; NaN where nothing was seen."""

@@ -18,7 +18,13 @@ from tl_geometry.measures.devices import constants, upload
 from tl_geometry.measures.geometry import AttentionGeometry
 from tl_geometry.measures.ranking import sort_rows, top_keys
 from tl_geometry.measures.regimes import Space
-from tl_geometry.measures.row_blocks import RowBlock, at_sizes, hide_selected, take_vectors
+from tl_geometry.measures.row_blocks import (
+    RowBlock,
+    at_sizes,
+    hide_selected,
+    row_blocks,
+    take_vectors,
+)
 from tl_geometry.measures.scaling import power_of_two, scale, scaled_length
 
 RankBy: TypeAlias = Literal["attention", "value_weighted", "random"]
@@ -65,9 +71,11 @@ class SeparabilityScores:
 class Scorer:
     """Scores blocks of rows, all sizes N together; what several rankings have in common is computed once.
 
-    >>> scorer = Scorer(geometry, (1, 2, 4))
-    >>> blocks = list(row_blocks(geometry, *geometry.spread_rows(64), scorer.sizes))
-    >>> scorer.score_rows(blocks).f_score, scorer.score_rows(blocks, exclude_sink=True).f_score
+    >>> pattern, v = torch.full((1, 1, 4, 4), 0.25), torch.eye(4).view(1, 4, 1, 4)
+    >>> geometry = AttentionGeometry(pattern, v, torch.eye(4)[None])
+    >>> scorer, last = Scorer(geometry, (1, 2)), geometry.spread_rows(1)
+    >>> scorer.score_rows(row_blocks(geometry, *last, scorer.sizes)).f_score.flatten().tolist()
+    [1.0, 1.0]
 
     Inversions and margins cost about as much as all the rest. Without ``margins`` only their signs are right,
     and all are 1 or -1.

@@ -173,6 +173,11 @@ class AttentionLayer:
         return self._once("real_keys", lambda: self.available.any(-2))
 
     @property
+    def first_keys(self) -> Int[Tensor, "batch head_or_1 query"]:
+        """The first key that each row may use; 0 for rows without one."""
+        return self._once("first_keys", lambda: self.available.to(torch.uint8).argmax(-1))
+
+    @property
     def sinks(self) -> Bool[Tensor, "batch head_or_1 key"]:
         """Keys that are sinks."""
         return self._once("sinks", lambda: resolve_sinks(self._sink, self.available, self.pattern))

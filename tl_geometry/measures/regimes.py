@@ -166,7 +166,7 @@ def winner_positions(
     winner = torch.cat(position, -1)
     # Where every product is zero the first key wins, which must be the first one that the row may
     # use.
-    first = geometry.available.int().argmax(-1).expand_as(winner)
+    first = geometry.first_keys.expand_as(winner)
     winner = torch.where(torch.cat(best, -1) > 0, winner, first)
     return torch.where(geometry.rows.expand_as(winner), winner, -1)
 
