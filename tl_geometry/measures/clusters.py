@@ -22,7 +22,6 @@ from tl_geometry.measures.row_blocks import (
     RowBlock,
     at_sizes,
     hide_selected,
-    row_blocks,
     take_vectors,
 )
 from tl_geometry.measures.scaling import power_of_two, scale, scaled_length
