@@ -112,7 +112,7 @@ def layer_flops(
         + (row * T if half else 0),
         "contributions": 2 * 2 * H * four * d  # both modes
         + 2 * row * D  # the layer's output, and back to the heads
-        + 3 * row + 2 * H * T,
+        + 2 * row + 2 * H * T,
         "regimes": row,
         "sinks": 2 * H * two * (d + 1)  # outputs without their sinks
         + (6 + Sinks().tail_queries) * row + 6 * H * d,
