@@ -152,7 +152,7 @@ def linear_bytes(shape: Shape, tokens: int) -> int:
     """
     vectors = shape.heads * tokens * (11 * shape.d_head + 160) + 2 * tokens * shape.d_model
     weight = shape.heads * shape.d_head * shape.d_model
-    return 4 * (vectors + weight) + 5 * tokens**2
+    return 4 * (vectors + weight) + 2 * tokens**2
 
 
 def frame_bytes(shape: Shape) -> int:

@@ -33,7 +33,7 @@ def default(rounds: int) -> Iterator[Row]:
     """All that ``analyze`` measures when nobody says otherwise."""
     measures = default_measures(stream=True)
     settings = next(m for m in measures if isinstance(m, tlg.Separability)).settings
-    control = f"control: {settings['repeats']} ranking(s) of {settings['queries']} queries"
+    control = f"control: {settings['repeats']} ranking(s) of {settings['control_queries']} queries"
     found = ratios(plain(512, 2), {"all": probed(measures, 512, 2)}, rounds)["all"]
     name = "default measures, random control included, T=512, batch 2: time / plain forward"
     yield at_most(name, found.median, 2.0, f"{found}; {control}")

@@ -31,8 +31,6 @@ from tl_geometry.measures.memory import MemoryBudget
 
 __all__ = ["Probe"]
 
-Mask = Tensor | None
-
 
 class Probe:
     """Measures a model through its own hooks: no cache, one layer in memory at a time.
@@ -54,8 +52,7 @@ class Probe:
         sink: which keys are sinks (:func:`tl_geometry.measures.masks.resolve_sinks`).
         layers: labels of the layers to measure.
         heads: list of (layer, head); the other heads are NaN in the result.
-        on_unsupported: ``"raise"`` on a layer whose attention can't be taken apart, or ``"skip"``
-            it with the reason.
+        on_unsupported: ``"raise"`` on a layer whose attention can't be taken apart, or ``"skip"`` it with the reason.
         value_bias: ``"remove"`` subtracts the layers' b_V from the hooked values.
         output: ``"normed"`` measures contributions after the norm that some models put behind the
             attention.
@@ -127,9 +124,9 @@ class Probe:
 
     def hooks(
         self,
-        attention_mask: Mask = None,
+        attention_mask: Tensor | None = None,
         *,
-        decoder_attention_mask: Mask = None,
+        decoder_attention_mask: Tensor | None = None,
         documents: Sequence[int] | None = None,
     ) -> list[FwdHook]:
         """Forward hooks for one batch.
@@ -155,7 +152,11 @@ class Probe:
         return hooks if masks.hook is None else [(masks.hook, masks.look), *hooks]
 
     def read(
-        self, cache: Any, attention_mask: Mask = None, *, decoder_attention_mask: Mask = None
+        self,
+        cache: Any,
+        attention_mask: Tensor | None = None,
+        *,
+        decoder_attention_mask: Tensor | None = None,
     ) -> None:
         """Take in a batch from an ``ActivationCache`` (or dict of hook names) that is at hand already.
 
@@ -238,6 +239,7 @@ class Probe:
         """
         self.check()
         counts = self.ledger.compute()
+        undefined = [m.undefined_rows for m in self.measures if isinstance(m, Contributions)]
         attrs = model_provenance(self.model, self.diagnosis.processing) | {
             "sink": plain_sink(self.reader.sink),
             "value_bias": self.reader.value_bias,
@@ -248,7 +250,7 @@ class Probe:
             "measures": {type(measure).__name__: measure.settings for measure in self.measures},
             "skipped_layers": {str(label): reason for label, reason in self.skipped_layers.items()},
             "skipped_rows": {
-                "output cancelled (rows of all heads)": self._undefined_rows(),
+                "output cancelled (rows of all heads)": sum(int(x.sum()) for x in undefined),
                 "padding found without a mask": int(counts["padding"]),
                 "sink hidden by the window (rows of all layers)": int(
                     counts["hidden_sink_rows"].sum()
@@ -273,11 +275,6 @@ class Probe:
                 f"z of {', '.join(removed)} is zero throughout: removed heads are left out"
             )
         return notes
-
-    def _undefined_rows(self) -> int:
-        return sum(
-            int(m.undefined_rows.sum()) for m in self.measures if isinstance(m, Contributions)
-        )
 
     def check(self) -> None:
         """Raise if what was seen so far can't be trusted; :meth:`result` does the same."""

@@ -58,6 +58,10 @@ class AttentionGeometry(AttentionLayer):
     """
 
     @cached_property
+    def _duals(self) -> dict[Mode, Tensor]:
+        return {}
+
+    @cached_property
     def frame(self) -> OutputFrame:
         """The factored output projection."""
         return self._frame or OutputFrame.of(
@@ -113,13 +117,12 @@ class AttentionGeometry(AttentionLayer):
         """What one pass over the pattern tells of every row."""
         hidden = (~self.real_keys.any(1))[:, None].to(self.dtype)
         v = self.hooked_v.transpose(1, 2)
-        lengths = v.abs().amax(-1)
         along = v @ sign_vector(v.shape[-1], v.device, self.dtype)
         columns = (
             torch.ones_like(self.value_norms),
             hidden.expand_as(self.value_norms),
             self.per_head(along),
-            self.per_head(lengths),
+            self.per_head(v.abs().amax(-1)),
             self.value_norms,
         )
         left = torch.stack(columns, -2).flatten(0, 1)
@@ -199,10 +202,6 @@ class AttentionGeometry(AttentionLayer):
             dual, _, defined = self._direction(mode)
             self._duals[mode] = dual.masked_fill(~defined.unsqueeze(-1), torch.nan).contiguous()
         return self._duals[mode]
-
-    @cached_property
-    def _duals(self) -> dict[Mode, Tensor]:
-        return {}
 
     def _direction(self, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
         """The vectors of :meth:`dual` and |o|, finite everywhere, and the rows that are defined.
