@@ -111,9 +111,9 @@ def masked(rounds: int) -> Iterator[Row]:
 
 
 def sensitivity(rounds: int) -> Iterator[Row]:
-    """Heads removed one at a time, one in every third layer; the whole model's own forward counts as one more."""
+    """Heads removed one at a time, one in every layer; the whole model's own forward counts as one more."""
     model, tokens = smollm2(), windows(256, 2).tokens
-    heads = [(site.layer, 0) for site in attention_sites(model)[::3]]
+    heads = [(site.layer, 0) for site in attention_sites(model)]
 
     def alone() -> object:
         return head_sensitivity(model, tokens, n_ctx=256, batch_size=2, heads=heads, progress=False)
