@@ -25,8 +25,8 @@ TOLERANCE = 1e-4
 def cached(rounds: int) -> Iterator[Row]:
     """Contributions of both modes and their factors, reduced per head, against a cache and einsum.
 
-    Whole runs, the model's forward included. The cache holds patterns and values only, its best case. Memory is what a
-    run adds to the loaded model, without logits.
+    Whole runs, the model's forward included. The cache holds all that ``run_with_cache`` keeps. Memory is what a run adds
+    to the loaded model, without logits.
     """
     model, tokens = smollm2(), windows(512).tokens
     probe = tlg.Probe(model, [tlg.Contributions()])
@@ -76,8 +76,8 @@ def zeroing(rounds: int) -> Iterator[Row]:
     |contribution| (inter) over heads, queries and layers; in one layer, the sum of contributions over heads is the
     share of the layer's output that zeroing takes away. Both measure the influence of a token's value, but they are
     not the same number: the detail tells how alike they rank the tokens. What is asserted is that zeroing by a plain
-    hook does what ``mask_tokens`` does. Eight forwards share a batch, and 16 of the 128 are timed, since all cost the
-    same.
+    hook does what ``mask_tokens`` does. Of the 128 forwards 16 are timed, since all cost the same; eight in one batch
+    would take about half the time.
     """
     n_ctx, timed = 128, 16
     model, tokens = smollm2(), windows(n_ctx).tokens
@@ -88,7 +88,7 @@ def zeroing(rounds: int) -> Iterator[Row]:
     distances: list[Tensor] = []
 
     def zeroed() -> None:
-        distances[:] = [value_zeroing(model, tokens, positions, at_once=8)]
+        distances[:] = [value_zeroing(model, tokens, positions)]
 
     found = ratios(token_importance, {"zeroed": zeroed}, rounds)["zeroed"]
     slow, fast = distances[0].sum(-1), token_importance()[positions]

@@ -77,13 +77,10 @@ def cached_contributions(
 ) -> dict[str, Float[Tensor, "layer head"]]:
     """What :class:`tl_geometry.Contributions` gives, by ``run_with_cache`` and one layer after the other.
 
-    Only the patterns and values are cached, so that the cache is as small as it can be.
+    All is cached, as that call does when nothing is said.
     """
     sites = attention_sites(model)
-    wanted = {name for site in sites for name in (site.pattern_hook, site.v_hook)}
-    _, cache = model.run_with_cache(
-        tokens, names_filter=lambda name: name in wanted, return_type=return_type
-    )
+    _, cache = model.run_with_cache(tokens, return_type=return_type)
     layers = []
     for site in sites:
         pattern = cache[site.pattern_hook]
