@@ -25,10 +25,11 @@ TOLERANCE = 1e-4
 def cached(rounds: int) -> Iterator[Row]:
     """Contributions of both modes and their factors, reduced per head, against a cache and einsum.
 
-    Whole runs, the model's forward included. The cache holds all that ``run_with_cache`` keeps. Memory is what a run adds
-    to the loaded model, without logits.
+    Whole runs, the model's forward included. The cache holds all that ``run_with_cache`` keeps. Memory is
+    what a run adds to the loaded model, without logits.
     """
-    model, tokens = smollm2(), windows(512).tokens
+    n_ctx = 1024
+    model, tokens = smollm2(), windows(n_ctx).tokens
     probe = tlg.Probe(model, [tlg.Contributions()])
     with torch.no_grad():
         model.run_with_hooks(tokens, fwd_hooks=probe.hooks())
@@ -36,11 +37,13 @@ def cached(rounds: int) -> Iterator[Row]:
     for key, values in cached_contributions(model, tokens).items():
         _assert_same(torch.from_numpy(ours[key].values), values, key)
     runs = {"cached": lambda: cached_contributions(model, tokens)}
-    found = ratios(probed([tlg.Contributions()], 512), runs, rounds)["cached"]
-    name = "contributions, T=512: run_with_cache and einsum over d_model / ours, time"
+    found = ratios(probed([tlg.Contributions()], n_ctx), runs, rounds)["cached"]
+    name = f"contributions, T={n_ctx}: run_with_cache and einsum over d_model / ours, time"
     yield at_least(name, found.median, 2.0, str(found))
-    slow, fast = peak_of("cached", 512), peak_of("contributions", 512)
-    name = "contributions, T=512: run_with_cache and einsum over d_model / ours, own peak memory"
+    slow, fast = peak_of("cached", n_ctx), peak_of("contributions", n_ctx)
+    name = (
+        f"contributions, T={n_ctx}: run_with_cache and einsum over d_model / ours, own peak memory"
+    )
     yield at_least(name, slow.own / fast.own, 4.0, f"{slow.own:.0f} / {fast.own:.0f} MiB")
 
 
