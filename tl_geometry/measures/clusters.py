@@ -70,6 +70,7 @@ class SeparabilityScores:
 class Scorer:
     """Scores blocks of rows, all sizes N together; what several rankings have in common is computed once.
 
+    >>> from tl_geometry.measures.row_blocks import row_blocks
     >>> pattern, v = torch.full((1, 1, 4, 4), 0.25), torch.eye(4).view(1, 4, 1, 4)
     >>> geometry = AttentionGeometry(pattern, v, torch.eye(4)[None])
     >>> scorer, last = Scorer(geometry, (1, 2)), geometry.spread_rows(1)
