@@ -75,7 +75,10 @@ class _Output:
         self.written = None if x is None else _writes(x)
 
     def find(self, x: Tensor) -> TokenVectors | None:
-        """What is known of ``x``: it must be the same memory, and nothing may have been written to it since."""
+        """What is known of ``x``: it must be the same memory, and nothing may have been written to it since.
+
+        What is written through ``.data`` or numpy is not counted by torch, and not seen here.
+        """
         if self.x is None or self.written is None or self.written != _writes(x):
             return None
         views = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (x, self.x)]

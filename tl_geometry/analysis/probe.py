@@ -62,8 +62,7 @@ class Probe:
             short forward is run. What it warns of is said as a UserWarning and stands in the result.
 
     Raises:
-        ValueError: an unsupported layer (with its reason), an unknown layer or head, an accumulator
-            that is in use.
+        ValueError: an unsupported layer (with its reason), an unknown layer or head, an accumulator that is in use.
     """
 
     def __init__(
